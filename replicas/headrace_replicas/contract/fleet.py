@@ -1,0 +1,284 @@
+"""What replicas, gateways and the controller tell each other about the fleet."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+ProbeKind = Literal["canary", "work", "self"]
+AttemptFailure = Literal["died", "stalled", "ended_early", "faulted", "mismatch"]
+
+
+class ReplicaState(StrEnum):
+    """Where a replica stands, in an operator's words."""
+
+    STARTING = "starting"
+    READY = "ready"
+    SUSPECT = "suspect"
+    SUSPENDED = "suspended"
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    LOST = "lost"
+
+
+class Cause(StrEnum):
+    """Why an incident was opened; each has a runbook page in docs/runbooks."""
+
+    REPLICA_DIED = "replica_died"
+    REPLICA_STALLED = "replica_stalled"
+    STREAM_ENDED_EARLY = "stream_ended_early"
+    ENGINE_FAULT = "engine_fault"
+    CANARY_FAILED = "canary_failed"
+    CANARY_TIMEOUT = "canary_timeout"
+    WEIGHTS_MISMATCH = "weights_mismatch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSnapshot:
+    """What one replica says of itself.
+
+    Attributes:
+        replica_id: Ray Serve's unique id of the replica; a new one with every start.
+        generation: Counts the starts of an engine on this device; rises with every start.
+        state: The replica's own view: starting, ready, or stopping once told to go.
+        sequence: Rises with every snapshot of this replica; an unchanged one is stale.
+        running: Requests in prefill or decode.
+        waiting: Requests accepted and not yet started.
+        outstanding_tokens: Upper bound of tokens still to prefill and to generate.
+        kv_cache_usage_ratio: Share of the KV budget in use, 0 to 1.
+        expert_hit_ratio: Share of expert uses found in memory, 0 to 1 (1 when resident).
+        step_rate: Output tokens per second over the last busy seconds; 0 when never busy.
+        engine_steps: Steps finished since the engine started.
+        last_progress_s: Wall-clock second of the last finished step or read.
+        pid: The engine's process id on its host.
+        host: The host's label.
+        device: Index of the device on the host.
+        rss_bytes: Resident memory of the process.
+        at_s: Wall-clock second at which this was taken.
+    """
+
+    replica_id: str
+    generation: int
+    state: ReplicaState
+    sequence: int
+    running: int
+    waiting: int
+    outstanding_tokens: int
+    kv_cache_usage_ratio: float
+    expert_hit_ratio: float
+    step_rate: float
+    engine_steps: int
+    last_progress_s: float
+    pid: int
+    host: str
+    device: int
+    rss_bytes: int
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """The verdict of one generation probe.
+
+    Attributes:
+        kind: `canary` ran the known prompt; `work` means that real tokens proved life meanwhile;
+            `self` is a canary that the replica ran unasked, because no controller did.
+        passed: Whether the tokens were exactly the expected ones.
+        latency_s: Seconds from asking to the last token.
+        expected: The recorded token ids.
+        got: The token ids that came.
+        detail: Why it failed, for a person; empty when it passed.
+        at_s: Wall-clock second of the verdict.
+    """
+
+    replica_id: str
+    generation: int
+    kind: ProbeKind
+    passed: bool
+    latency_s: float
+    expected: tuple[int, ...]
+    got: tuple[int, ...]
+    at_s: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembersSeen:
+    """Ray Serve's own list of running replicas."""
+
+    replica_ids: frozenset[str]
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSeen:
+    """A replica's snapshot arrived."""
+
+    snapshot: ReplicaSnapshot
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeFinished:
+    """A probe came back with a verdict."""
+
+    result: ProbeResult
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeUnanswered:
+    """A probe got no verdict: it ran out of time or the call failed.
+
+    Attributes:
+        timed_out: True when the deadline passed, False when the call itself failed.
+    """
+
+    replica_id: str
+    timed_out: bool
+    detail: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed:
+    """A gateway lost an attempt on a replica.
+
+    Attributes:
+        delivered_tokens: Output tokens that the client's journal held at that moment.
+        silence_s: Seconds since the attempt's last sign of life.
+        raw_text: The exception's text, kept as it came.
+    """
+
+    replica_id: str
+    request_id: str
+    attempt: int
+    failure: AttemptFailure
+    delivered_tokens: int
+    silence_s: float
+    raw_text: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMoved:
+    """A request goes on elsewhere: its first chunk came from the new replica.
+
+    Attributes:
+        replayed_tokens: Output tokens that the new replica had to process again.
+        gap_s: Seconds without a token, as the client saw them.
+    """
+
+    request_id: str
+    from_replica: str
+    to_replica: str
+    attempt: int
+    replayed_tokens: int
+    gap_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainOrdered:
+    """An operator takes a replica out of rotation (or back, with `drain=False`)."""
+
+    replica_id: str
+    drain: bool
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed."""
+
+    at_s: float
+
+
+Notice = (
+    MembersSeen
+    | SnapshotSeen
+    | ProbeFinished
+    | ProbeUnanswered
+    | AttemptFailed
+    | RequestMoved
+    | DrainOrdered
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One record of something that went wrong, from first symptom to closed.
+
+    Attributes:
+        id: Unique; sorts by time of opening.
+        opened_s: Wall-clock second of the first symptom.
+        mitigated_s: When nothing was routed to the culprit any more.
+        closed_s: When the culprit was replaced or proved well again.
+        requests_moved: Requests that went on elsewhere because of it.
+        replayed_tokens: Output tokens processed a second time for them.
+        worst_gap_s: Longest pause that a client saw.
+        evidence: Raw texts and measurements, oldest first.
+        timeline: (wall-clock second, what happened) pairs.
+    """
+
+    id: str
+    cause: Cause
+    host: str
+    replica: str
+    generation: int
+    opened_s: float
+    mitigated_s: float | None = None
+    closed_s: float | None = None
+    requests_moved: int = 0
+    replayed_tokens: int = 0
+    worst_gap_s: float = 0.0
+    evidence: tuple[str, ...] = ()
+    timeline: tuple[tuple[float, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendProbe:
+    """Ask this replica for a canary, and give up after `deadline_s` seconds."""
+
+    replica_id: str
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceReplica:
+    """Tell this replica to leave, so that Ray Serve starts another."""
+
+    replica_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteIncident:
+    """Store this state of an incident."""
+
+    incident: Incident
+
+
+Effect = SendProbe | ReplaceReplica | WriteIncident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """One replica as the controller sees it, for gateways, /readyz and people."""
+
+    replica_id: str
+    generation: int
+    state: ReplicaState
+    reason: str
+    since_s: float
+    last_probe: ProbeResult | None
+    snapshot: ReplicaSnapshot | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetView:
+    """The controller's board, published to the gateways; `version` rises with each change."""
+
+    version: int
+    at_s: float
+    replicas: tuple[ReplicaStatus, ...]

@@ -1,0 +1,189 @@
+"""Every setting, with its unit, what None means, and why the default is what it is.
+
+The models are the reference: `k8s-free-deploy/fleet.example.yaml` is checked against them, and
+`headrace config show` prints each value with its origin. Unknown keys are refused.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """The base of every settings section: immutable, and strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelSettings(Section):
+    """Which model is served, and how it is read."""
+
+    path: str = Field(
+        default="demo",
+        min_length=1,
+        description="`demo`, a folder with a checkpoint, or a Hugging Face repository id.",
+    )
+    revision: str | None = Field(
+        default=None,
+        description="Branch, tag or commit of a Hugging Face repository; None takes `main`.",
+    )
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The id clients use; None takes the last part of `path` (headrace-demo).",
+    )
+    aliases: tuple[str, ...] = Field(default=(), description="Other ids that mean this model.")
+    context_tokens: Count | None = Field(
+        default=None,
+        description="Prompt and answer together, at most; None takes the checkpoint's own limit.",
+    )
+
+
+class EngineSettings(Section):
+    """How one engine computes."""
+
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        default="auto",
+        description="`auto` takes the GPU where MLX has one.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        default="auto",
+        description="`auto` computes as shipped on a GPU and in float32 on the CPU, where that is "
+        "six times faster (measured on the demo model: 80 tok/s against 13).",
+    )
+    max_batch: Count = Field(default=16, description="Requests that decode together.")
+    prefill_chunk_tokens: Count = Field(
+        default=512,
+        description="Prompt tokens per prefill step; cancellation and decode steps of the "
+        "neighbours happen between two of them.",
+    )
+    flush_s: Seconds = Field(
+        default=0.03,
+        description="Tokens wait at most this long to travel together (20 to 50 ms cost a tenth "
+        "of the CPU of one message per token).",
+    )
+    flush_tokens: Count = Field(default=8, description="Tokens that travel together at most.")
+    cache_limit_bytes: int = Field(
+        default=512 * 1024 * 1024,
+        ge=0,
+        description="Freed memory that MLX's allocator keeps; a limit replaces clearing it.",
+    )
+
+
+class ReplicaSettings(Section):
+    """The Ray Serve deployment of engines."""
+
+    count: Count = Field(default=1, description="Engines in the fleet.")
+    max_ongoing_requests: Count = Field(
+        default=64, description="Requests inside one replica, running or waiting."
+    )
+    health_check_period_s: Seconds = Field(
+        default=1.0, description="Ray Serve asks for the last verdict this often."
+    )
+    health_check_timeout_s: Seconds = Field(
+        default=3.0,
+        description="Three unanswered checks in a row end a frozen process; the gateways have "
+        "moved its streams long before.",
+    )
+    graceful_shutdown_timeout_s: Seconds = Field(
+        default=5.0, description="After this a stopping process is killed."
+    )
+
+
+class GatewaySettings(Section):
+    """The HTTP side."""
+
+    host: str = Field(default="127.0.0.1", description="Address that the HTTP proxies bind.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port of the HTTP proxies.")
+    replicas: Count = Field(default=1, description="Gateway processes.")
+    max_ongoing_requests: Count = Field(default=512, description="Requests inside one gateway.")
+    max_body_bytes: Count = Field(
+        default=8 * 1024 * 1024, description="A larger request body is refused with 413."
+    )
+    keepalive_s: Seconds = Field(
+        default=5.0,
+        description="A stream that has nothing to say sends a comment line this often, by the "
+        "clock; proxies and clients give up after 10 to 300 s of silence.",
+    )
+    request_timeout_s: Seconds = Field(
+        default=3600.0, description="Deadline of a request that names none."
+    )
+    api_keys: tuple[str, ...] = Field(
+        default=(),
+        description="SHA-256 digests (hex) of the accepted API keys; empty lets everybody in.",
+    )
+
+
+class FleetSettings(Section):
+    """How the controller watches the replicas."""
+
+    probe_period_s: Seconds = Field(
+        default=10.0, description="An idle replica is probed this often."
+    )
+    probe_timeout_s: Seconds = Field(
+        default=10.0,
+        description="A canary without a verdict after this has failed, unless the engine "
+        "progressed meanwhile.",
+    )
+    snapshot_stale_s: Seconds = Field(
+        default=5.0, description="A replica whose snapshot is older is suspect."
+    )
+    ready_window_s: Seconds = Field(
+        default=60.0, description="/readyz wants a passed generation probe not older than this."
+    )
+    canary_failures: Count = Field(
+        default=2, description="Failed canaries in a row after which a replica is replaced."
+    )
+    max_unavailable: Count = Field(
+        default=1, description="Replicas that may be out by choice at a time."
+    )
+
+
+class FailoverSettings(Section):
+    """When a request leaves a replica, and how often it may."""
+
+    max_moves: int = Field(default=2, ge=0, description="Moves of one request at most.")
+    stall_floor_s: Seconds = Field(
+        default=0.5, description="Added to three expected gaps to give the stall deadline."
+    )
+    first_gap_s: Seconds = Field(
+        default=2.0, description="Expected gap between signs of life before any was measured."
+    )
+    no_replica_wait_s: Seconds = Field(
+        default=30.0,
+        description="A request waits this long for a replica to come back before it gets a 503.",
+    )
+
+
+class RaySettings(Section):
+    """The local Ray node that `headrace serve` and `headrace demo` start."""
+
+    port: int = Field(default=6379, ge=0, le=65535, description="Port of Ray's head.")
+    dashboard_port: int = Field(default=8265, ge=0, le=65535, description="Ray's dashboard.")
+    temp_dir: Path | None = Field(
+        default=None,
+        description="Ray's session folder; None makes a short one (socket paths end at 103 bytes).",
+    )
+    object_store_bytes: int = Field(
+        default=150_000_000, ge=80_000_000, description="Headrace puts no tensors there."
+    )
+
+
+class Settings(Section):
+    """All settings of one headrace deployment."""
+
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    replica: ReplicaSettings = ReplicaSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    fleet: FleetSettings = FleetSettings()
+    failover: FailoverSettings = FailoverSettings()
+    ray: RaySettings = RaySettings()
+    state_dir: Path = Field(
+        default=Path("~/.headrace"),
+        description="Incidents, canaries and device locks; `HEADRACE_STATE_DIR` sets it too.",
+    )

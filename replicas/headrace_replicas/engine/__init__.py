@@ -1,0 +1,1 @@
+"""The inference engine: the only package of the project that imports MLX."""

@@ -1,0 +1,1 @@
+"""headrace's serving side: the gateway, the fleet's decisions and their Ray Serve shells."""

@@ -1,0 +1,1 @@
+"""HTTP: the only package of the project that imports FastAPI."""

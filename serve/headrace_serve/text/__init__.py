@@ -1,0 +1,1 @@
+"""Everything about text: templates, detokeniser, stop strings. Pure, and restartable anywhere."""
