@@ -120,6 +120,13 @@ class EngineFaultError(HeadraceError):
     retryable = True
 
 
+class WeightsMismatchError(HeadraceError):
+    """The replica holds other weights, tokenizer or template than the request was made for."""
+
+    code = "weights_mismatch"
+    retryable = True
+
+
 class CheckpointError(HeadraceError):
     """A checkpoint is broken or not supported; the message names the file or the tensor."""
 

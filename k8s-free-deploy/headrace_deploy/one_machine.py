@@ -1,0 +1,166 @@
+"""`headrace serve`: one machine serves a model until it is told to stop."""
+
+import ipaddress
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.panel import Panel
+
+from headrace_deploy.local import LocalNode
+from headrace_deploy.ports import with_real_ports
+from headrace_deploy.progress import Report, Steps
+from headrace_deploy.serve_config import render
+from headrace_replicas.contract.clock import Clock
+from headrace_replicas.contract.errors import SettingsError
+from headrace_replicas.contract.settings import Settings
+
+KEY_VARIABLE: Final = "HEADRACE_API_KEY"
+# 400 GB from a disk that gives 0.3 GB/s.
+_READY_S: Final = 1_400.0
+
+
+def serve(
+    settings: Settings,
+    console: Console,
+    errors: Console,
+    clock: Clock,
+    environ: Mapping[str, str],
+) -> None:
+    """Check the checkpoint, start a node, deploy, and stay until interrupted.
+
+    Args:
+        settings: What to serve and how.
+        console: Where to tell how it goes.
+        errors: Where to warn.
+        clock: Where the seconds come from.
+        environ: The environment that the node starts from.
+
+    Raises:
+        SettingsError: The settings ask for several engines on one GPU.
+        CheckpointError: The checkpoint is broken or not supported.
+        LaunchError: Something did not come up, or the head ended by itself.
+    """
+    metal = engines_on_this_machine(settings, has_gpu=_uses_gpu(settings.engine.device))
+    warning = exposure_warning(settings)
+    if warning:
+        errors.print(Panel(warning, title="open to everybody", style="bold red"))
+    settings = with_real_ports(with_absolute_paths(settings))
+    steps = Steps(console, clock)
+    with steps.step("the checkpoint is whole") as report:
+        _check_checkpoint(settings, report)
+    kept = {name: value for name, value in environ.items() if name != KEY_VARIABLE}
+    with LocalNode(settings, metal=metal, environ=kept, clock=clock) as node:
+        with steps.step("Ray's head starts") as report:
+            node.start(report)
+        with steps.step("Ray Serve takes the config") as report:
+            node.deploy(render(settings), report)
+        with steps.step("the model loads and proves that it generates") as report:
+            node.wait_ready(report, _READY_S)
+        _tell_where(console, node)
+        try:
+            node.wait()
+        except KeyboardInterrupt:
+            console.print()
+        with steps.step("everything is stopped"):
+            node.stop()
+
+
+def engines_on_this_machine(settings: Settings, *, has_gpu: bool) -> int:
+    """How many engines the node may hold.
+
+    Args:
+        settings: What to serve.
+        has_gpu: Whether engines compute on this machine's GPU.
+
+    Raises:
+        SettingsError: Several engines would share the GPU.
+    """
+    count = settings.replica.count
+    if has_gpu and count > 1:
+        raise SettingsError(
+            f"replica.count = {count} on one machine: a GPU takes one engine, because a second "
+            "process on it can bring down both. Use --replicas 1, or --device cpu to try several",
+            "replica.count",
+        )
+    return count
+
+
+def exposure_warning(settings: Settings) -> str:
+    """What to say when strangers may use the fleet; empty when they may not."""
+    host = settings.gateway.host
+    if settings.gateway.api_keys or _is_loopback(host):
+        return ""
+    return (
+        f"The gateway listens on {host}, beyond this machine, and takes requests without a key. "
+        f"Whoever reaches port {settings.gateway.port} can use the model. Set {KEY_VARIABLE} "
+        "(or gateway.api_keys), or stay on 127.0.0.1."
+    )
+
+
+def with_absolute_paths(settings: Settings) -> Settings:
+    """Local folders by their full path: replicas have another working directory."""
+    model, ray = settings.model, settings.ray
+    folder = Path(model.path).expanduser()
+    if model.path != "demo" and folder.is_dir():
+        model = model.model_copy(update={"path": str(folder.absolute())})
+    if ray.temp_dir is not None:
+        ray = ray.model_copy(update={"temp_dir": ray.temp_dir.expanduser().absolute()})
+    return settings.model_copy(update={"model": model, "ray": ray})
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _uses_gpu(device: str) -> bool:
+    """Whether engines will compute on a GPU.
+
+    Answered without MLX: on a Mac already asking it opens the GPU in this process.
+    """
+    if device != "auto":
+        return device == "gpu"
+    return sys.platform == "darwin" or _is_installed("mlx-cuda-13")
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _check_checkpoint(settings: Settings, report: Report) -> None:
+    """Refuse a broken checkpoint before anything starts."""
+    # The checks bring transformers, which takes seconds; other commands do without.
+    from headrace_replicas.engine.checkpoint import (  # noqa: PLC0415 - see above
+        read_checkpoint,
+        resolve,
+    )
+
+    report(settings.model.path)
+    checkpoint = read_checkpoint(resolve(settings.model.path, settings.model.revision))
+    report(f"{checkpoint.model_type}, {checkpoint.tensor_bytes / 1e9:.2f} GB")
+    for warning in checkpoint.warnings:
+        report(f"warning: {warning}")
+
+
+def _tell_where(console: Console, node: LocalNode) -> None:
+    lines = {
+        "Endpoint": f"{node.endpoint}/v1",
+        "API docs": f"{node.endpoint}/docs",
+        "Ray dashboard": f"{node.dashboard_url} (asks for the text in {node.token_file})",
+        "Incidents": "headrace incidents list",
+        "Log": str(node.log_file),
+    }
+    console.print()
+    for name, value in lines.items():
+        console.print(f"{name:<14} {value}", soft_wrap=True)
+    console.print("\nCtrl-C stops it.")

@@ -1,0 +1,86 @@
+"""The Ray Serve shell of a replica; everything else of it is in `replica`."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+from ray import serve
+
+from headrace_replicas.contract.clock import SystemClock
+from headrace_replicas.contract.errors import EngineFaultError
+from headrace_replicas.contract.fleet import ProbeResult, ReplaceReplica
+from headrace_replicas.contract.requests import GenerateRequest, ProbeRequest, TokenChunk
+from headrace_replicas.contract.settings import Settings
+from headrace_replicas.device_claim import claim_device
+from headrace_replicas.replica import Replica
+
+# A process that holds the device may need Ray Serve's three missed checks and its grace to end.
+_DEVICE_WAIT_S: Final = 60.0
+
+
+class MoEReplica:
+    """One engine process of the fleet, as Ray Serve sees it.
+
+    Args:
+        settings: `Settings` as a JSON-like mapping, as the Serve config carries them.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        parsed = Settings.model_validate(settings)
+        host = host_label()
+        self._replica = Replica(
+            replica_id=serve.get_replica_context().replica_id.unique_id,
+            host=host,
+            claim=claim_device(Path(parsed.state_dir), host, _device_count(), _DEVICE_WAIT_S),
+            settings=parsed,
+            clock=SystemClock(),
+        )
+        self._watch: asyncio.Task[None] | None = None
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Stream the chunks of one attempt; see `Replica.generate`."""
+        async for chunk in self._replica.generate(request):
+            yield chunk
+
+    async def probe(self, _request: ProbeRequest) -> ProbeResult:
+        """Prove that this engine generates; see `Replica.probe`."""
+        return await self._replica.probe()
+
+    async def replace(self, order: ReplaceReplica) -> None:
+        """Take the controller's order to leave; Ray Serve's next checks carry it out."""
+        self._replica.leave(order.reason)
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """The snapshot that Ray Serve carries to every router."""
+        if self._watch is None:
+            # Ray Serve calls this regularly on the loop that the replica's methods run on.
+            self._watch = asyncio.create_task(self._replica.watch_itself())
+        return asdict(self._replica.snapshot())
+
+    async def check_health(self) -> None:
+        """Raise only when this replica must be replaced; no generation happens here.
+
+        Raises:
+            EngineFaultError: The engine ended, or replacement was ordered.
+        """
+        reason = self._replica.unhealthy_reason
+        if reason:
+            raise EngineFaultError(reason)
+
+
+def host_label() -> str:
+    """The Ray label `host` of this node, or the hostname."""
+    labels = ray.get_runtime_context().get_node_labels()
+    return str(labels.get("host") or socket.gethostname())
+
+
+def _device_count() -> int:
+    """How many engines this node may hold: its `metal` resource."""
+    node_id = ray.get_runtime_context().get_node_id()
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray leaves it unannotated
+    node = next(node for node in nodes if node["NodeID"] == node_id)
+    return max(1, int(node["Resources"].get("metal", 1)))

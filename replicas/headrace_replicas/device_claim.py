@@ -1,0 +1,86 @@
+"""One engine process per device: a lock for life, and the device's generation counter.
+
+Ray starts a replacement as soon as the old replica is stopping, not when its process is gone.
+The lock closes that gap: the kernel releases it when the old process has really ended.
+"""
+
+import fcntl
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace_replicas.contract.errors import HostBusyError
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceClaim:
+    """A device held by this process until it ends.
+
+    Attributes:
+        device: Index of the device on its host.
+        generation: How often an engine was started on it, this start included.
+        lock_fd: The descriptor that holds the lock; the kernel drops it with the process.
+    """
+
+    device: int
+    generation: int
+    lock_fd: int
+
+
+def device_folder(state_dir: Path, host: str, device: int) -> Path:
+    """Where the lock and the last words of a device lie."""
+    return state_dir / "hosts" / host / "devices" / str(device)
+
+
+def claim_device(state_dir: Path, host: str, devices: int, wait_s: float) -> DeviceClaim:
+    """Take the first free device, waiting for a process that is still ending.
+
+    Args:
+        state_dir: The host's state folder.
+        host: The host's label.
+        devices: Number of devices on the host.
+        wait_s: Seconds to wait for one to become free.
+
+    Raises:
+        HostBusyError: Every device stayed taken.
+    """
+    give_up_s = time.monotonic() + wait_s
+    while True:
+        for device in range(devices):
+            claim = _try_claim(device_folder(state_dir, host, device), device)
+            if claim is not None:
+                return claim
+        if time.monotonic() >= give_up_s:
+            raise HostBusyError(
+                f"all {devices} devices of host {host} are held by other engine processes after "
+                f"{wait_s:.0f} s; the process ids are in {state_dir}/hosts/{host}/devices/*/"
+                "engine.lock"
+            )
+        time.sleep(_POLL_S)
+
+
+def _try_claim(folder: Path, device: int) -> DeviceClaim | None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lock_fd = os.open(folder / "engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock_fd)
+        return None
+    generation = _count_up(folder / "generation")
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+    return DeviceClaim(device=device, generation=generation, lock_fd=lock_fd)
+
+
+def _count_up(path: Path) -> int:
+    """Raise the counter in a file by one, so that a crash leaves the old or the new number."""
+    text = path.read_text() if path.exists() else ""
+    generation = int(text) + 1 if text.strip().isdigit() else 1
+    fresh = path.with_suffix(".new")
+    fresh.write_text(f"{generation}\n")
+    fresh.replace(path)
+    return generation

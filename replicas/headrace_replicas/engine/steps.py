@@ -1,0 +1,306 @@
+"""The engine: one thread that owns the model, its caches and the GPU for its whole life.
+
+MLX's streams belong to threads, so the thread that loads the model also prefills, decodes and
+answers probes. Everybody else talks to it through a queue of commands and gets chunks through a
+sink. Between two steps it takes new requests and drops cancelled ones; a step is one decode step
+of the batch and one prefill chunk.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from mlx_lm.generate import StopSequences
+
+from headrace_replicas.contract.clock import Clock
+from headrace_replicas.contract.errors import (
+    EngineFaultError,
+    HeadraceError,
+    InvalidRequestError,
+    WeightsMismatchError,
+)
+from headrace_replicas.contract.requests import GenerateRequest
+from headrace_replicas.contract.settings import EngineSettings
+from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.loading import LoadedModel
+from headrace_replicas.engine.output_stream import OutputStream, Sink
+from headrace_replicas.engine.sampling import Sampler, greedy, logits_processors
+from headrace_replicas.engine.steady_batch import SteadyBatchGenerator
+
+StreamKey = tuple[str, int, int]
+
+# Weight of the newest step in the smoothed token rate: about the last twenty steps count.
+_RATE_WEIGHT: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What the engine is doing, as of its last step.
+
+    Attributes:
+        running: Requests in prefill or decode.
+        waiting: Requests taken and not yet started.
+        outstanding_tokens: Upper bound of tokens to prefill and to generate.
+        step_rate: Output tokens a second, smoothed over busy steps.
+        engine_steps: Steps finished since the start.
+        last_progress_s: Wall-clock second of the last finished step.
+        fault: Raw text of the fault that ended the engine, or None.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    outstanding_tokens: int = 0
+    step_rate: float = 0.0
+    engine_steps: int = 0
+    last_progress_s: float = 0.0
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: GenerateRequest
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancel:
+    key: StreamKey
+
+
+class _Stop:
+    pass
+
+
+def stream_key(request: GenerateRequest) -> StreamKey:
+    """What tells the attempts inside one engine apart."""
+    return (request.request_id, request.choice, request.attempt)
+
+
+class _Float32Logits:
+    """A model whose logits are float32, so that sampling does not lose bits to bfloat16."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        logits: mx.array = self._model(*args, **kwargs)
+        return logits.astype(mx.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+class Engine:
+    """Continuous batching on one device.
+
+    Args:
+        load: Loads the model; runs on the engine thread.
+        settings: Batch size, chunk size and how tokens travel together.
+        clock: Time source.
+    """
+
+    def __init__(
+        self, *, load: Callable[[], LoadedModel], settings: EngineSettings, clock: Clock
+    ) -> None:
+        self._load = load
+        self._settings = settings
+        self._clock = clock
+        self._commands: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
+        self._loaded: Future[LoadedModel] = Future()
+        self._streams: dict[StreamKey, int] = {}
+        self._outputs: dict[int, OutputStream] = {}
+        self._status = EngineLoad(last_progress_s=clock.now_s())
+        self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
+
+    def start(self) -> LoadedModel:
+        """Start the thread and wait until the model is in memory.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be loaded.
+            BackendMissingError: MLX has no backend for the device.
+        """
+        self._thread.start()
+        return self._loaded.result()
+
+    def submit(self, request: GenerateRequest, sink: Sink) -> None:
+        """Queue a request; `sink` is called on the engine thread.
+
+        The sink gets chunks, the last of which has a finish reason, or an error as the last call.
+        """
+        self._commands.put(_Submit(request, sink))
+        if self._status.fault is not None:
+            # The thread is gone or going; whoever wins, the sink hears of it once.
+            self._refuse_queued()
+
+    def cancel(self, key: StreamKey) -> None:
+        """Drop an attempt before the next step; one that has ended is ignored."""
+        self._commands.put(_Cancel(key))
+
+    def stop(self) -> None:
+        """End the thread after its current step. Attempts in flight get an error."""
+        self._commands.put(_Stop())
+        self._thread.join()
+
+    @property
+    def status(self) -> EngineLoad:
+        """What the engine is doing; replaced as a whole after each step."""
+        return self._status
+
+    def _run(self) -> None:
+        try:
+            loaded = self._load()
+            generator = self._new_generator(loaded)
+        except Exception as error:  # noqa: BLE001  handed to the caller of `start`
+            self._loaded.set_exception(error)
+            return
+        self._loaded.set_result(loaded)
+        try:
+            while self._take_commands(generator, loaded):
+                if self._outputs:
+                    self._step(generator)
+        except Exception as error:  # noqa: BLE001  any escape from a step is an engine fault
+            self._end(f"{type(error).__name__}: {error}")
+        else:
+            self._end("the engine was stopped")
+
+    def _new_generator(self, loaded: LoadedModel) -> SteadyBatchGenerator:
+        mx.set_cache_limit(self._settings.cache_limit_bytes)
+        model = loaded.model
+        return SteadyBatchGenerator(
+            model if loaded.dtype == "float32" else _Float32Logits(model),
+            max_batch=self._settings.max_batch,
+            prefill_chunk_tokens=self._settings.prefill_chunk_tokens,
+            stream=mx.default_stream(mx.gpu if loaded.device == "gpu" else mx.cpu),
+        )
+
+    def _take_commands(self, generator: SteadyBatchGenerator, loaded: LoadedModel) -> bool:
+        """Carry out what is queued, waiting for something when idle; False means stop."""
+        block = not self._outputs
+        while True:
+            try:
+                command = self._commands.get(block=block)
+            except queue.Empty:
+                return True
+            block = False
+            if isinstance(command, _Stop):
+                return False
+            if isinstance(command, _Cancel):
+                self._drop(generator, command.key)
+            else:
+                self._insert(generator, loaded, command)
+            self._note(())
+
+    def _insert(
+        self, generator: SteadyBatchGenerator, loaded: LoadedModel, command: _Submit
+    ) -> None:
+        request = command.request
+        output = OutputStream(request, command.sink, self._settings)
+        try:
+            _check_request(request, loaded)
+        except HeadraceError as error:
+            output.fail(error)
+            return
+        if output.new_tokens_limit == 0:
+            output.finish_delivered(self._clock.monotonic_s())
+            return
+        vocabulary = loaded.checkpoint.vocab_size
+        always_greedy = request.sampling.temperature == 0 and request.resume_mode == "fast"
+        [uid] = generator.insert(
+            [output.prompt_ids],
+            max_tokens=[output.new_tokens_limit],
+            samplers=[greedy if always_greedy else Sampler(request)],
+            logits_processors=[logits_processors(request, vocabulary)],
+            stop_sequences=[StopSequences([[token] for token in sorted(request.stop_ids)])],
+        )
+        self._streams[stream_key(request)] = uid
+        self._outputs[uid] = output
+
+    def _drop(self, generator: SteadyBatchGenerator, key: StreamKey) -> None:
+        uid = self._streams.pop(key, None)
+        if uid is not None:
+            del self._outputs[uid]
+            generator.remove([uid])
+
+    def _step(self, generator: SteadyBatchGenerator) -> None:
+        began_s = self._clock.monotonic_s()
+        prefilled, generated = generator.next()
+        now_s = self._clock.monotonic_s()
+        for response in prefilled:
+            self._outputs[response.uid].prefill_done_tokens = response.progress[0]
+        for response in generated:
+            output = self._outputs[response.uid]
+            output.take(response.token, response.logprobs, response.finish_reason, now_s)
+            if response.finish_reason is not None:
+                del self._outputs[response.uid]
+                del self._streams[stream_key(output.request)]
+        self._note(generated, now_s - began_s)
+        for output in self._outputs.values():
+            output.sign_of_life(self._status.engine_steps, now_s)
+
+    def _note(self, generated: Any, step_s: float = 0.0) -> None:
+        """Publish what the engine is doing; `step_s` > 0 says that a step has finished."""
+        outputs = self._outputs.values()
+        waiting = sum(1 for o in outputs if not o.prefill_done_tokens)
+        status = replace(
+            self._status,
+            running=len(outputs) - waiting,
+            waiting=waiting,
+            outstanding_tokens=sum(output.outstanding_tokens for output in outputs),
+        )
+        if step_s > 0:
+            rate = len(generated) / step_s
+            smoothed = status.step_rate + _RATE_WEIGHT * (rate - status.step_rate)
+            status = replace(
+                status,
+                step_rate=smoothed if generated and status.step_rate else rate or status.step_rate,
+                engine_steps=status.engine_steps + 1,
+                last_progress_s=self._clock.now_s(),
+            )
+        self._status = status
+
+    def _end(self, raw_text: str) -> None:
+        """Tell every attempt, running or still queued, that the engine is gone."""
+        self._status = replace(self._status, running=0, waiting=0, fault=raw_text)
+        outputs = list(self._outputs.values())
+        self._outputs.clear()
+        self._streams.clear()
+        for output in outputs:
+            output.fail(EngineFaultError(raw_text))
+        self._refuse_queued()
+
+    def _refuse_queued(self) -> None:
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(command, _Submit):
+                command.sink(EngineFaultError(self._status.fault or "the engine has ended"))
+
+
+def _check_request(request: GenerateRequest, loaded: LoadedModel) -> None:
+    """Refuse what would fail inside a step and take its neighbours along.
+
+    Raises:
+        WeightsMismatchError: The request was made for another checkpoint.
+        InvalidRequestError: Token ids outside the vocabulary, nothing to prefill, or no limit.
+    """
+    checkpoint = loaded.checkpoint
+    if request.fingerprint != loaded.identity.fingerprint:
+        raise WeightsMismatchError(
+            f"request {request.request_id} was made for checkpoint {request.fingerprint[:12]}, "
+            f"this replica holds {loaded.identity.fingerprint[:12]}"
+        )
+    if not request.prompt_ids:
+        raise InvalidRequestError("the prompt is empty; send at least one token", "prompt")
+    if request.max_tokens < 1:
+        raise InvalidRequestError("max_tokens must be at least 1", "max_tokens")
+    biased = (token for token, _value in request.sampling.logit_bias)
+    for param, ids in (("prompt", request.prompt_ids), ("logit_bias", biased)):
+        if any(not 0 <= token < checkpoint.vocab_size for token in ids):
+            raise InvalidRequestError(
+                f"token ids must lie between 0 and {checkpoint.vocab_size - 1}", param
+            )

@@ -1,0 +1,254 @@
+"""One replica without its Ray shell: an engine, its canary, and what it says of itself."""
+
+import asyncio
+import os
+import queue
+from collections.abc import AsyncIterator, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from headrace_replicas.canary import (
+    PROMPT_TEXT,
+    Canary,
+    canary_path,
+    canary_request,
+    difference,
+    load_or_record,
+)
+from headrace_replicas.contract.clock import Clock
+from headrace_replicas.contract.errors import CheckpointError, EngineFaultError, HeadraceError
+from headrace_replicas.contract.fleet import ProbeKind, ProbeResult, ReplicaSnapshot, ReplicaState
+from headrace_replicas.contract.requests import GenerateRequest, Progress, TokenChunk
+from headrace_replicas.contract.settings import Settings
+from headrace_replicas.device_claim import DeviceClaim
+from headrace_replicas.engine.checkpoint import read_checkpoint, resolve
+from headrace_replicas.engine.loading import LoadedModel, load
+from headrace_replicas.engine.prompt_ids import encode
+from headrace_replicas.engine.steps import Engine, stream_key
+
+# How often a probe looks whether a busy engine has finished a step.
+_PROGRESS_POLL_S: Final = 0.02
+
+
+class Replica:
+    """An engine with a name, a canary and a way out.
+
+    Args:
+        replica_id: Ray Serve's unique id of this replica.
+        host: The host's label.
+        claim: The device that this process holds.
+        settings: Model, engine and fleet settings are used.
+        clock: Time source.
+
+    Raises:
+        CheckpointError: The checkpoint is broken, or its canary gave other tokens than recorded.
+        BackendMissingError: MLX has no backend for the device.
+    """
+
+    def __init__(
+        self, *, replica_id: str, host: str, claim: DeviceClaim, settings: Settings, clock: Clock
+    ) -> None:
+        self._replica_id = replica_id
+        self._host = host
+        self._claim = claim
+        self._settings = settings
+        self._clock = clock
+        self._process = psutil.Process()
+        self._sequence = count(1)
+        self._probe_numbers = count(1)
+        self._leaving = ""
+        self._probe_lock = asyncio.Lock()
+        self._last_asked_s = clock.monotonic_s()
+        self._engine = Engine(load=self._load, settings=settings.engine, clock=clock)
+        self._loaded = self._engine.start()
+        self._canary = self._verified_canary()
+
+    def _load(self) -> LoadedModel:
+        checkpoint = read_checkpoint(
+            resolve(self._settings.model.path, self._settings.model.revision)
+        )
+        engine = self._settings.engine
+        return load(checkpoint, device=engine.device, dtype=engine.dtype)
+
+    def _verified_canary(self) -> Canary:
+        """The canary, run once so that a replica never becomes ready on wrong tokens."""
+        state_dir = Path(self._settings.state_dir)
+        identity = self._loaded.identity
+        checkpoint = self._loaded.checkpoint
+        canary = load_or_record(
+            state_dir,
+            identity,
+            prompt_ids=lambda: encode(checkpoint, PROMPT_TEXT),
+            answer=self._answer_now,
+        )
+        got = self._answer_now(canary.prompt_ids)
+        wrong = difference(canary, got)
+        if wrong:
+            raise CheckpointError(
+                f"{checkpoint.path} loads but answers its canary wrongly ({wrong}): its weights "
+                "changed since they were verified, or the device computes wrongly. Download the "
+                f"checkpoint again; if the change is meant, delete "
+                f"{canary_path(state_dir, identity)}"
+            )
+        return canary
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Run one attempt; the first chunk comes at once and says that the replica has it.
+
+        Raises:
+            EngineFaultError: The engine failed; this attempt and all others on it are lost.
+            WeightsMismatchError: The request was made for another checkpoint.
+            InvalidRequestError: The request cannot run on any replica.
+        """
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[TokenChunk | HeadraceError] = asyncio.Queue()
+
+        def sink(item: TokenChunk | HeadraceError) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, item)
+
+        self._engine.submit(request, sink)
+        try:
+            yield self._accepted(request)
+            while True:
+                item = await arrived.get()
+                if isinstance(item, HeadraceError):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+        finally:
+            self._engine.cancel(stream_key(request))
+
+    def _accepted(self, request: GenerateRequest) -> TokenChunk:
+        return TokenChunk(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            position=len(request.output_ids),
+            progress=Progress(
+                engine_steps=self._engine.status.engine_steps,
+                prefill_done_tokens=0,
+                prefill_total_tokens=len(request.prompt_ids) + len(request.output_ids),
+            ),
+        )
+
+    async def probe(self) -> ProbeResult:
+        """Prove that this engine generates: a canary when idle, real progress when busy.
+
+        Two probes never run at once; the second waits for the first and then runs its own.
+
+        Raises:
+            EngineFaultError: The engine has ended.
+        """
+        self._last_asked_s = self._clock.monotonic_s()
+        return await self._prove("canary")
+
+    async def watch_itself(self) -> None:
+        """Probe this engine whenever no controller has asked for three periods; runs for ever.
+
+        A wrong or failing canary makes the replica leave, as a controller would have ordered.
+        """
+        period_s = self._settings.fleet.probe_period_s
+        while True:
+            await asyncio.sleep(period_s)
+            if self._clock.monotonic_s() - self._last_asked_s < 3 * period_s:
+                continue
+            try:
+                result = await self._prove("self")
+            except EngineFaultError as error:
+                self.leave(f"the engine ended: {error}")
+                return
+            if not result.passed:
+                self.leave(f"own canary failed: {result.detail}")
+
+    async def _prove(self, kind: ProbeKind) -> ProbeResult:
+        async with self._probe_lock:
+            began_s = self._clock.monotonic_s()
+            if self._engine.status.running:
+                await self._progress_since(self._engine.status.engine_steps)
+                return self._verdict("work", began_s, self._canary.expected_ids)
+            got = await self._answer(self._canary.prompt_ids)
+            return self._verdict(kind, began_s, got)
+
+    async def _progress_since(self, engine_steps: int) -> None:
+        while self._engine.status.engine_steps == engine_steps:
+            if self._engine.status.fault is not None:
+                raise EngineFaultError(self._engine.status.fault)
+            if not self._engine.status.running:
+                return
+            await asyncio.sleep(_PROGRESS_POLL_S)
+
+    def _verdict(self, kind: ProbeKind, began_s: float, got: tuple[int, ...]) -> ProbeResult:
+        detail = difference(self._canary, got)
+        return ProbeResult(
+            replica_id=self._replica_id,
+            generation=self._claim.generation,
+            kind=kind,
+            passed=not detail,
+            latency_s=self._clock.monotonic_s() - began_s,
+            expected=self._canary.expected_ids,
+            got=got,
+            detail=detail,
+            at_s=self._clock.now_s(),
+        )
+
+    async def _answer(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        """Greedy answer of this engine to a canary prompt."""
+        chunks = self.generate(self._canary_request(prompt_ids))
+        return tuple([token async for chunk in chunks for token in chunk.ids])
+
+    def _answer_now(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        """As `_answer`, for the constructor, which runs inside Ray Serve's event loop."""
+        arrived: queue.SimpleQueue[TokenChunk | HeadraceError] = queue.SimpleQueue()
+        self._engine.submit(self._canary_request(prompt_ids), arrived.put)
+        token_ids: list[int] = []
+        while True:
+            item = arrived.get()
+            if isinstance(item, HeadraceError):
+                raise item
+            token_ids.extend(item.ids)
+            if item.finish_reason is not None:
+                return tuple(token_ids)
+
+    def _canary_request(self, prompt_ids: Sequence[int]) -> GenerateRequest:
+        return canary_request(
+            f"canary-{self._replica_id}-{next(self._probe_numbers)}",
+            prompt_ids,
+            self._loaded.checkpoint.eos_ids,
+            self._loaded.identity,
+        )
+
+    def leave(self, reason: str) -> None:
+        """Ask to be replaced; `unhealthy_reason` tells Ray Serve from now on."""
+        self._leaving = self._leaving or reason
+
+    @property
+    def unhealthy_reason(self) -> str:
+        """Why this replica must be replaced; empty while it need not."""
+        fault = self._engine.status.fault
+        return self._leaving or (f"engine fault: {fault}" if fault is not None else "")
+
+    def snapshot(self) -> ReplicaSnapshot:
+        """What this replica says of itself now."""
+        status = self._engine.status
+        return ReplicaSnapshot(
+            replica_id=self._replica_id,
+            generation=self._claim.generation,
+            state=ReplicaState.STOPPING if self.unhealthy_reason else ReplicaState.READY,
+            sequence=next(self._sequence),
+            running=status.running,
+            waiting=status.waiting,
+            outstanding_tokens=status.outstanding_tokens,
+            kv_cache_usage_ratio=0.0,
+            expert_hit_ratio=1.0,
+            step_rate=status.step_rate,
+            engine_steps=status.engine_steps,
+            last_progress_s=status.last_progress_s,
+            pid=os.getpid(),
+            host=self._host,
+            device=self._claim.device,
+            rss_bytes=self._process.memory_info().rss,
+            at_s=self._clock.now_s(),
+        )

@@ -1,0 +1,172 @@
+"""From the parts of an answer to the bytes of a response, streamed or whole."""
+
+import logging
+import math
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response, StreamingResponse
+
+from headrace_replicas.contract.errors import HeadraceError
+from headrace_replicas.contract.requests import TokenLogprob
+from headrace_serve.http.error_bodies import body_of, headers_of, status_of, unexpected
+from headrace_serve.http.json_bytes import json_bytes
+from headrace_serve.http.keep_alive import with_keep_alive
+from headrace_serve.http.responses import (
+    AnswerHead,
+    ChatStream,
+    TextStream,
+    chat_completion,
+    text_completion,
+)
+from headrace_serve.http.service import Admitted, AnswerEnd, GatewayService
+from headrace_serve.http.sse import DONE, HEADERS, KEEPALIVE, error_event, event
+from headrace_serve.text.detokenizer import Detokenizer
+from headrace_serve.text.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+
+log = logging.getLogger("ray.serve.headrace.gateway")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """What /v1/chat/completions and /v1/completions do differently.
+
+    Attributes:
+        stream: Makes the chunks of a streamed answer.
+        whole: Makes the body of a whole answer from head, text, finish reason, usage, logprobs.
+        text_name: The name of the text argument of `whole`.
+    """
+
+    stream: type[ChatStream] | type[TextStream]
+    whole: Callable[..., dict[str, object]]
+    text_name: str
+
+
+CHAT = Endpoint(stream=ChatStream, whole=chat_completion, text_name="content")
+COMPLETION = Endpoint(stream=TextStream, whole=text_completion, text_name="text")
+
+
+def json_response(
+    body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
+    """A JSON answer whose bytes are always valid UTF-8."""
+    return Response(
+        json_bytes(body),
+        status_code=status,
+        media_type="application/json",
+        headers=dict(headers or {}),
+    )
+
+
+def error_response(error: HeadraceError) -> Response:
+    """An error in OpenAI's shape."""
+    return json_response(body_of(error), status_of(error), headers_of(error))
+
+
+def logged(error: Exception, where: str) -> HeadraceError:
+    """Keep the details of an unforeseen failure in the log, and tell the client where."""
+    log_id = secrets.token_hex(8)
+    log.error("%s: unforeseen failure in %s", log_id, where, exc_info=error)
+    return unexpected(log_id)
+
+
+class AnswerWriter:
+    """Writes one admitted request's answer.
+
+    Args:
+        service: Produces the answer's parts.
+        endpoint: Chat or legacy completion.
+        admitted: The request.
+        model: The id that the client asked for.
+    """
+
+    def __init__(
+        self, service: GatewayService, endpoint: Endpoint, admitted: Admitted, model: str
+    ) -> None:
+        self._service = service
+        self._endpoint = endpoint
+        self._admitted = admitted
+        self._head = AnswerHead(
+            request_id=admitted.request.request_id, created_s=admitted.created_s, model=model
+        )
+        self._offsets = TextOffsets(Detokenizer(service.tokenizer, mid_text=admitted.mid_text))
+
+    async def whole(self) -> Response:
+        """The answer in one piece, with its attempts and resume mode as headers.
+
+        Raises:
+            HeadraceError: The request cannot be completed.
+        """
+        pieces: list[str] = []
+        entries: list[TokenLogprob] = []
+        async with aclosing(self._service.answer(self._admitted)) as parts:
+            async for part in parts:
+                if isinstance(part, AnswerEnd):
+                    body = self._endpoint.whole(
+                        self._head,
+                        finish_reason=part.finish_reason,
+                        usage=part.usage,
+                        logprobs=self._logprobs(entries),
+                        **{self._endpoint.text_name: "".join(pieces)},
+                    )
+                    return json_response(body, headers=_moves(part, "x-headrace-"))
+                pieces.append(part.text)
+                entries.extend(part.logprobs)
+        raise HeadraceError("the answer ended without its ending; this is a fault of the gateway")
+
+    def streamed(
+        self, *, include_usage: bool, include_headrace: bool, keep_alive_s: float
+    ) -> StreamingResponse:
+        """The answer as server-sent events; headers go out before the first token."""
+        events = self._events(include_usage, include_headrace)
+        return StreamingResponse(
+            with_keep_alive(events, keep_alive_s, KEEPALIVE),
+            headers=dict(HEADERS),
+        )
+
+    async def _events(
+        self, include_usage: bool, include_headrace: bool
+    ) -> AsyncGenerator[bytes, None]:
+        stream = self._endpoint.stream(self._head, include_usage=include_usage)
+        try:
+            async with aclosing(self._service.answer(self._admitted)) as parts:
+                async for part in parts:
+                    if isinstance(part, AnswerEnd):
+                        moves = _moves(part, "") if include_headrace else None
+                        for chunk in stream.end(part.finish_reason, part.usage, headrace=moves):
+                            yield event(chunk)
+                        yield DONE
+                        return
+                    yield event(stream.delta(part.text, self._logprobs(part.logprobs)))
+        except HeadraceError as error:
+            yield error_event(error)
+        except Exception as error:  # noqa: BLE001  the 200 is out: the stream must say that it failed
+            yield error_event(logged(error, self._head.request_id))
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Mapping[str, object] | None:
+        if self._admitted.request.sampling.logprobs is None:
+            return None
+        if self._endpoint is CHAT:
+            return chat_logprobs(self._service.tokenizer, entries)
+        return completion_logprobs(self._service.tokenizer, entries, self._offsets)
+
+
+def _moves(end: AnswerEnd, prefix: str) -> dict[str, str]:
+    return {f"{prefix}attempts": str(end.attempts), f"{prefix}resume": end.resume or "none"}
+
+
+def timeout_of(value: str | None) -> float | None:
+    """Seconds from a deadline header; None when the client sent none.
+
+    Raises:
+        ValueError: Not a positive, finite number.
+    """
+    if value is None:
+        return None
+    timeout_s = float(value)
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise ValueError(value)
+    return timeout_s

@@ -1,0 +1,320 @@
+"""One choice's tokens, from whichever replicas it takes.
+
+The shell around `journal`, `stalls` and `failover`: it runs attempts one after the other, judges
+their silence, and gives the next attempt what the earlier ones delivered. Whoever reads it sees
+one sequence of ids and one ending.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace_replicas.contract.clock import Clock
+from headrace_replicas.contract.errors import DeadlineExceededError, NoReplicaError
+from headrace_replicas.contract.fleet import AttemptFailed, AttemptFailure, Notice, RequestMoved
+from headrace_replicas.contract.requests import GenerateRequest, ResumeMode, TokenChunk
+from headrace_replicas.contract.settings import FailoverSettings
+from headrace_serve import failover, stalls
+from headrace_serve.board import Board
+from headrace_serve.journal import Accepted, Journal, Refused
+
+
+class AttemptLostError(Exception):
+    """An attempt will bring nothing more; its request may go on elsewhere.
+
+    Attributes:
+        failure: What kind of loss it was.
+        raw_text: The text of the failure as it came.
+    """
+
+    def __init__(self, failure: AttemptFailure, raw_text: str) -> None:
+        super().__init__(failure, raw_text)
+        self.failure = failure
+        self.raw_text = raw_text
+
+
+class Replicas(Protocol):
+    """Where attempts run: Ray Serve in production, a scripted fleet in tests."""
+
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Run one attempt.
+
+        Raises:
+            AttemptLostError: The replica or its engine is lost to this attempt.
+            HeadraceError: The request itself cannot be served.
+        """
+        ...
+
+
+class GapsOfProcess:
+    """The gaps between signs of life that this process has measured, over all streams."""
+
+    def __init__(self, settings: FailoverSettings) -> None:
+        self._settings = settings
+        self._gaps = stalls.PhaseGaps()
+
+    def observe(self, phase: stalls.Phase, gap_s: float) -> None:
+        """Learn from one gap."""
+        self._gaps = stalls.observe_phase(self._gaps, phase, gap_s)
+
+    def deadline_s(self, phase: stalls.Phase) -> float:
+        """Seconds of silence that count as a stall."""
+        return stalls.phase_deadline_s(self._gaps, phase, self._settings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamParts:
+    """What all token streams of a gateway share.
+
+    Attributes:
+        replicas: Where attempts run.
+        board: What this process knows of the fleet.
+        gaps: What it learned of silence.
+        tell: Takes notices for the controller; returns at once.
+        settings: Moves, waits and deadlines.
+        clock: Time source.
+    """
+
+    replicas: Replicas
+    board: Board
+    gaps: GapsOfProcess
+    tell: Callable[[Notice], None]
+    settings: FailoverSettings
+    clock: Clock
+
+
+class TokenStream:
+    """The tokens of one choice.
+
+    Args:
+        parts: What it shares with the gateway's other streams.
+        base: The request; its attempt number and output are set for each attempt.
+
+    Attributes:
+        resume: How the last move replayed the output; None while no output was replayed.
+    """
+
+    def __init__(self, parts: StreamParts, base: GenerateRequest) -> None:
+        self._parts = parts
+        self._base = base
+        self._journal = Journal()
+        self._phase: stalls.Phase = "prefill"
+        self._delivered_s = parts.clock.monotonic_s()
+        self._holder: str | None = None
+        self._left: str | None = None
+        self.resume: ResumeMode | None = None
+
+    @property
+    def attempts(self) -> int:
+        """Replicas that this choice was given to, one after the other."""
+        return self._journal.attempt
+
+    async def run(self) -> AsyncGenerator[Accepted, None]:
+        """Yield accepted tokens; the last one carries the finish reason.
+
+        Raises:
+            DeadlineExceededError: The request's deadline passed.
+            NoReplicaError: No replica took it in time.
+            HeadraceError: Why it cannot be completed, when moving on does not help.
+        """
+        try:
+            while not self._journal.finished:
+                self._journal.begin_attempt()
+                request = self._journal.request_for_attempt(self._base)
+                try:
+                    async with aclosing(self._attempt(request)) as arriving:
+                        async for accepted in arriving:
+                            yield accepted
+                except AttemptLostError as lost:
+                    self._move_on(lost)
+        finally:
+            self._parts.board.forget(self._base.request_id)
+
+    async def _attempt(self, request: GenerateRequest) -> AsyncGenerator[Accepted, None]:
+        """One attempt's accepted tokens.
+
+        Raises:
+            AttemptLostError: It ended, or went silent, before the answer did.
+        """
+        self._phase = "prefill"
+        self._holder = None
+        lost = False
+        chunks = self._parts.replicas.generate(request)
+        try:
+            first = True
+            while not self._journal.finished:
+                chunk = await self._next(chunks, request, first=first)
+                first = False
+                accepted = self._record(chunk)
+                if accepted is not None:
+                    self._note_delivery(request)
+                    yield accepted
+        except AttemptLostError:
+            lost = True
+            raise
+        finally:
+            self._holder = self._parts.board.holder(request)
+            self._parts.board.release(request, failed=lost)
+            await chunks.aclose()
+
+    def _record(self, chunk: TokenChunk) -> Accepted | None:
+        outcome = self._journal.record(chunk)
+        if isinstance(outcome, Refused):
+            raise AttemptLostError(outcome.failure, outcome.detail)
+        return outcome
+
+    async def _next(
+        self, chunks: AsyncGenerator[TokenChunk, None], request: GenerateRequest, *, first: bool
+    ) -> TokenChunk:
+        """The next chunk of an attempt.
+
+        Raises:
+            AttemptLostError: There is none, or it is late and another replica can take over.
+            DeadlineExceededError, NoReplicaError: As `run`.
+        """
+        asked_s = self._parts.clock.monotonic_s()
+        arriving = asyncio.ensure_future(anext(chunks, None))
+        try:
+            await self._wait(arriving, request, asked_s)
+            chunk = arriving.result()
+        finally:
+            arriving.cancel()
+            await asyncio.gather(arriving, return_exceptions=True)
+        if chunk is None:
+            raise AttemptLostError("ended_early", "the stream ended without a finish reason")
+        if not first:
+            # The first chunk also waited for a place, which says nothing of a replica's pace.
+            gap_s = self._parts.clock.monotonic_s() - asked_s
+            self._parts.gaps.observe(self._phase, gap_s)
+        if chunk.ids:
+            self._phase = "decode"
+        return chunk
+
+    async def _wait(
+        self,
+        arriving: "asyncio.Future[TokenChunk | None]",
+        request: GenerateRequest,
+        asked_s: float,
+    ) -> None:
+        """Wait for a chunk as long as its replica may be silent, and longer if nobody is better."""
+        silent_since_s = asked_s
+        while True:
+            limit_s = silent_since_s + self._patience_s(request)
+            rest_s = limit_s - self._parts.clock.monotonic_s()
+            wait_s = min(rest_s, self._until_deadline_s())
+            done, _pending = await asyncio.wait({arriving}, timeout=max(0.0, wait_s))
+            if done:
+                return
+            if self._until_deadline_s() <= 0:
+                raise DeadlineExceededError(
+                    f"The request's deadline passed after {self._journal.delivered} tokens. "
+                    "Send it again with a longer timeout."
+                )
+            now_s = self._parts.clock.monotonic_s()
+            if now_s >= silent_since_s + self._patience_s(request):
+                self._judge_silence(request, now_s - asked_s)
+                silent_since_s = now_s
+
+    def _patience_s(self, request: GenerateRequest) -> float:
+        if self._parts.board.holder(request) is None:
+            return self._parts.settings.no_replica_wait_s
+        return self._parts.gaps.deadline_s(self._phase)
+
+    def _until_deadline_s(self) -> float:
+        deadline_s = self._base.deadline_s
+        return math.inf if deadline_s is None else deadline_s - self._parts.clock.now_s()
+
+    def _judge_silence(self, request: GenerateRequest, silence_s: float) -> None:
+        """Leave a silent replica if another one can take over; else go on waiting for it.
+
+        Raises:
+            AttemptLostError: The attempt has stalled.
+            NoReplicaError: No replica has taken the request.
+        """
+        self._holder = self._parts.board.holder(request)
+        if self._holder is None:
+            raise NoReplicaError(
+                f"No replica could take the request within {silence_s:.0f} s. Send it again later."
+            )
+        lost = AttemptLostError("stalled", f"no sign of life for {silence_s:.2f} s")
+        match failover.decide(self._loss(lost), self._parts.settings):
+            case failover.Wait() | failover.Complete():
+                return
+            case failover.Fail(error=error):
+                raise error
+            case failover.Resume() | failover.Retry():
+                raise lost
+
+    def _move_on(self, lost: AttemptLostError) -> None:
+        """Tell everybody of a lost attempt, and return if the next one may begin.
+
+        A request without a replica to go to begins its next attempt too: it waits in the router,
+        which knows first when one comes.
+
+        Raises:
+            HeadraceError: The request ends here.
+        """
+        self._blame(lost)
+        match failover.decide(self._loss(lost), self._parts.settings):
+            case failover.Fail(error=error):
+                raise error
+            case failover.Resume():
+                self.resume = self._base.resume_mode
+            case failover.Retry() | failover.Wait() | failover.Complete():
+                if self._journal.delivered:
+                    self.resume = self._base.resume_mode
+
+    def _blame(self, lost: AttemptLostError) -> None:
+        if self._holder is None:
+            return
+        now_s = self._parts.clock.now_s()
+        self._left = self._left or self._holder
+        self._parts.board.suspect(self._holder, lost.failure, now_s)
+        self._parts.tell(
+            AttemptFailed(
+                replica_id=self._holder,
+                request_id=self._base.request_id,
+                attempt=self._journal.attempt,
+                failure=lost.failure,
+                delivered_tokens=self._journal.delivered,
+                silence_s=self._parts.clock.monotonic_s() - self._delivered_s,
+                raw_text=lost.raw_text,
+                at_s=now_s,
+            )
+        )
+
+    def _loss(self, lost: AttemptLostError) -> failover.Loss:
+        now_s = self._parts.clock.now_s()
+        return failover.Loss(
+            replica_id=self._holder or "(none)",
+            failure=lost.failure,
+            raw_text=lost.raw_text,
+            delivered_tokens=self._journal.delivered,
+            finished=self._journal.finished,
+            moves=self._journal.attempt - 1,
+            another_available=self._parts.board.has_another(self._base, self._holder, now_s),
+            deadline_s=self._base.deadline_s,
+            now_s=now_s,
+        )
+
+    def _note_delivery(self, request: GenerateRequest) -> None:
+        """After a move, the first new token tells the controller how the move went."""
+        now_s = self._parts.clock.monotonic_s()
+        holder = self._parts.board.holder(request)
+        if self._left is not None and holder is not None:
+            self._parts.tell(
+                RequestMoved(
+                    request_id=request.request_id,
+                    from_replica=self._left,
+                    to_replica=holder,
+                    attempt=request.attempt,
+                    replayed_tokens=len(request.output_ids),
+                    gap_s=now_s - self._delivered_s,
+                    at_s=self._parts.clock.now_s(),
+                )
+            )
+            self._left = None
+        self._delivered_s = now_s

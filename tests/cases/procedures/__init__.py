@@ -1,0 +1,1 @@
+"""Procedures: load, departures and faults that one request file cannot bring about."""

@@ -1,0 +1,1 @@
+"""How the demo model is made: data generator, training, export and evaluation."""

@@ -1,0 +1,1 @@
+"""Training and export of the demo model, in PyTorch."""
