@@ -59,6 +59,8 @@ def main() -> None:
     # What asks politely to end (launchd, a closed terminal) gets the same clean-up as Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGHUP, _interrupt)
+    # transformers would say that it misses PyTorch, which nothing here needs.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     app()
 
 

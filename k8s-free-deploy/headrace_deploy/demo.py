@@ -86,15 +86,23 @@ def _run_in(
             node.wait_ready(report, _READY_S)
         play = Play(node=node, console=console, steps=steps, clock=clock, replicas=REPLICAS)
         outcome = asyncio.run(play.act())
-        console.print(f"Endpoint       {node.endpoint}/v1")
-        console.print(f"API docs       {node.endpoint}/docs")
-        console.print(f"Ray dashboard  {node.dashboard_url} (asks for the text in a token file:")
-        console.print(f"               {node.token_file})\n", soft_wrap=True)
+        _tell_where(console, node)
         if keep:
             _stay(console, node)
         with steps.step("everything is stopped"):
             node.stop()
     return outcome
+
+
+def _tell_where(console: Console, node: LocalNode) -> None:
+    lines = {
+        "Endpoint": f"{node.endpoint}/v1",
+        "API docs": f"{node.endpoint}/docs",
+        "Ray dashboard": f"{node.dashboard_url} (asks for the text in {node.token_file})",
+    }
+    for name, value in lines.items():
+        console.print(f"{name:<14} {value}", soft_wrap=True)
+    console.print("All of it is open for you to look at with `headrace demo --keep`.\n")
 
 
 def _stay(console: Console, node: LocalNode) -> None:

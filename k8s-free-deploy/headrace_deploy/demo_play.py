@@ -67,6 +67,9 @@ class Outcome:
         size = len(self.disturbed.text.encode())
         if self.is_equal:
             return f"[bold green]EQUAL[/] byte for byte: {size} bytes, one engine killed"
+        if self.disturbed.text == self.undisturbed.text:
+            reasons = f"{self.disturbed.finish_reason} instead of {self.undisturbed.finish_reason}"
+            return f"[bold red]FAIL[/] the killed story ends with {reasons}"
         return f"[bold red]FAIL[/] the killed story differs after {self._common()} characters"
 
     def _common(self) -> int:

@@ -27,7 +27,14 @@ from headrace_deploy.node_plan import (
 from headrace_deploy.ports import free_ports, reachable
 from headrace_deploy.progress import Report
 from headrace_deploy.serve_config import APP_NAME
-from headrace_deploy.serve_status import AppStatus, describe, failure, read_status, shorten
+from headrace_deploy.serve_status import (
+    AppStatus,
+    describe,
+    failure,
+    last_words,
+    read_status,
+    shorten,
+)
 from headrace_deploy.session import Member, kill_all, members
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import LaunchError
@@ -134,6 +141,7 @@ class LocalNode:
             timeout=_START_S,
         )
         if done.returncode != 0:
+            self._require_head()
             text = shorten(done.stderr or done.stdout, 400)
             raise self._failed(f"`serve deploy` refused the config: {text}")
 
@@ -180,7 +188,7 @@ class LocalNode:
         """
         if self._leash is not None:
             self._leash.wait()
-        raise self._failed("Ray's head ended by itself")
+        self._require_head()
 
     def stop(self) -> None:
         """End what this node started and nothing else, and remove its folder.
@@ -224,11 +232,18 @@ class LocalNode:
         """Ask until it is done, the head ends or the time is up."""
         give_up_s = self._clock.monotonic_s() + deadline_s
         while not is_done():
-            if self._leash is None or self._leash.poll() is not None:
-                raise self._failed("Ray's head ended by itself")
+            self._require_head()
             if self._clock.monotonic_s() >= give_up_s:
                 raise self._failed(f"{what} did not come up in {deadline_s:.0f} s")
             time.sleep(_POLL_S)
+
+    def _require_head(self) -> None:
+        """Say why the head is gone, if it is, in the last words of its log."""
+        if self._leash is None:
+            raise LaunchError("Ray's head was not started")
+        if self._leash.poll() is not None:
+            words = last_words(self.log_file.read_text(errors="replace"))
+            raise self._failed(f"Ray's head ended by itself: {words}")
 
     def _status(self) -> AppStatus | None:
         answer = self._get("/api/serve/applications/")

@@ -34,6 +34,8 @@ _PREFERRED: Final[Mapping[str, str]] = {
     "RAY_memory_monitor_refresh_ms": "0",
     # Serve's logs go to its files (JSON lines); a second copy on stderr helps nobody.
     "RAY_SERVE_LOG_TO_STDERR": "0",
+    # transformers would say in each log that it misses PyTorch, which nothing here needs.
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
 }
 # What an outer Ray set for itself would lead ours astray.
 _DROPPED: Final = frozenset(
@@ -97,6 +99,8 @@ def start_command(ray: Path, plan: NodePlan) -> list[str]:
         f"--dashboard-port={plan.dashboard_port}",
         # Nobody reads the workers' output through a driver.
         "--include-log-monitor=false",
+        # The autoscaler's process has nothing to do on one host.
+        "--no-monitor",
         f"--num-cpus={plan.cpus}",
         # Engines are counted as `metal`; looking for GPUs runs system_profiler for seconds.
         "--num-gpus=0",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 # The first line of what an exception prints of itself: `module.SomeError: text`.
-_ERROR_LINE: Final = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b.*")
+_ERROR_LINE: Final = re.compile(r"([A-Za-z_][\w.]*)?(Error|Exception|Exit|Interrupt)\b.*")
 _ANSI: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -77,6 +77,14 @@ def failure(status: AppStatus) -> str:
     causes = [shorten(message, 400) for message in messages if "Traceback" in message]
     plain = [shorten(message, 400) for message in messages if message]
     return next(iter([*causes, *plain]), "Ray Serve gives no reason")
+
+
+def last_words(log: str) -> str:
+    """Why a program ended, by its log: its last exception, or else its last line."""
+    if "Traceback" in log:
+        return shorten(log, 400)
+    lines = log.strip().splitlines()
+    return shorten(lines[-1], 400) if lines else "it said nothing"
 
 
 def shorten(message: str, limit: int) -> str:

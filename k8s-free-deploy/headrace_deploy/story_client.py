@@ -1,7 +1,7 @@
 """A small HTTP client for the demo: streams one answer, and asks the gateway about the fleet."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,18 +68,26 @@ class StoryClient:
         streamed = {**body, "stream": True, "stream_options": options}
         heard: list[str] = []
         chunks: list[Mapping[str, Any]] = []
-        async with self._http.stream("POST", "/v1/chat/completions", json=streamed) as answer:
-            if answer.status_code != httpx.codes.OK:
-                raise LaunchError(f"the gateway answered {(await answer.aread()).decode()}")
-            async for line in answer.aiter_lines():
-                chunk = parse_event(line)
-                if chunk is not None:
-                    chunks.append(chunk)
-                    text = content_of(chunk)
-                    if text:
-                        heard.append(text)
-                        on_text(text)
+        async for chunk in self._chunks(streamed):
+            chunks.append(chunk)
+            text = content_of(chunk)
+            if text:
+                heard.append(text)
+                on_text(text)
         return story_of("".join(heard), chunks)
+
+    async def _chunks(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """The JSON events of one streamed answer."""
+        try:
+            async with self._http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                if answer.status_code != httpx.codes.OK:
+                    raise LaunchError(f"the gateway answered {(await answer.aread()).decode()}")
+                async for line in answer.aiter_lines():
+                    chunk = parse_event(line)
+                    if chunk is not None:
+                        yield chunk
+        except httpx.HTTPError as error:
+            raise LaunchError(f"the stream was cut: {error!r}") from error
 
     async def model(self) -> str:
         """The id of the served model."""
@@ -96,7 +104,10 @@ class StoryClient:
         return list(zip(body["incidents"], body["summaries"], strict=True))
 
     async def _json(self, path: str) -> dict[str, Any]:
-        answer = await self._http.get(path)
+        try:
+            answer = await self._http.get(path)
+        except httpx.HTTPError as error:
+            raise LaunchError(f"{path} did not answer: {error!r}") from error
         if answer.status_code != httpx.codes.OK:
             raise LaunchError(f"{path} answered {answer.status_code}: {answer.text[:200]}")
         parsed: dict[str, Any] = answer.json()
@@ -145,7 +156,7 @@ def story_of(text: str, chunks: Sequence[Mapping[str, Any]]) -> Story:
     return Story(
         text=text,
         finish_reason=reasons[0],
-        attempts=moves.get("attempts", 1),
+        attempts=int(moves.get("attempts", 1)),
         tokens=usage.get("completion_tokens", 0),
     )
 

@@ -7,6 +7,7 @@ that Ray Serve carries to every router.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -117,6 +118,11 @@ class Board:
             if claim is not None and failed:
                 before = self._failed.get(request.request_id, frozenset())
                 self._failed[request.request_id] = before | {claim.replica_id}
+
+    def in_flight(self) -> dict[str, int]:
+        """Attempts of this process on each replica that has any."""
+        with self._lock:
+            return dict(Counter(claim.replica_id for claim in self._claims.values()))
 
     def forget(self, request_id: str) -> None:
         """A request ended; nothing of it is kept."""

@@ -50,6 +50,7 @@ class Expect(_Strict):
         cached_at_least: Prompt tokens that the prefix cache must have given.
         same_text_as: Name of an earlier step of the same file.
         differs_from: Name of an earlier step of the same file.
+        same_usage_as: Name of an earlier step with the same token counts.
     """
 
     status: Annotated[tuple[int, ...], BeforeValidator(_as_list)] = ()
@@ -79,6 +80,7 @@ class Expect(_Strict):
     body_contains: str | None = None
     same_text_as: str | None = None
     differs_from: str | None = None
+    same_usage_as: str | None = None
 
 
 class Choice(_Strict):

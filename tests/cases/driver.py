@@ -108,9 +108,8 @@ def _command(
         sys.stderr.write("No case matches: see `python -m tests.cases.catalogue` for what is.\n")
         raise typer.Exit(code=2)
     rows = run_all(runs, include_pending=include_pending)
-    console = Console()
     # Where there is no terminal (a log), rich would fold everything into 80 columns.
-    console.print(table(rows), width=console.width if console.is_terminal else _LOG_WIDTH)
+    Console(width=None if sys.stdout.isatty() else _LOG_WIDTH).print(table(rows))
     sys.stdout.write(figure(rows) + "\n")
     raise typer.Exit(code=1 if any(row.verdict is Verdict.FAIL for row in rows) else 0)
 

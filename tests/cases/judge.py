@@ -16,11 +16,11 @@ from tests.cases.view import View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One answer, how it reads, and the texts of earlier steps by name."""
+    """One answer, how it reads, and the first answers of earlier steps by name."""
 
     answer: Answer
     view: View
-    earlier: Mapping[str, str]
+    earlier: Mapping[str, View]
 
     @property
     def counted(self) -> Mapping[str, object]:
@@ -168,13 +168,27 @@ def _wire(expect: Expect, evidence: Evidence) -> Iterator[str]:
 
 
 def _earlier(expect: Expect, evidence: Evidence) -> Iterator[str]:
-    text = evidence.view.text
-    if expect.same_text_as is not None and text != evidence.earlier.get(expect.same_text_as):
-        other = evidence.earlier.get(expect.same_text_as)
-        yield f"text {text[:60]!r} != step {expect.same_text_as} {str(other)[:60]!r}"
-    if expect.differs_from is not None and text == evidence.earlier.get(expect.differs_from):
-        yield f"same text as step {expect.differs_from}: {text[:60]!r}"
+    view = evidence.view
+    if expect.same_text_as is not None:
+        same = evidence.earlier.get(expect.same_text_as)
+        if same is None or view.text != same.text:
+            other = None if same is None else same.text[:60]
+            yield f"text {view.text[:60]!r} != step {expect.same_text_as} {other!r}"
+    if expect.differs_from is not None:
+        different = evidence.earlier.get(expect.differs_from)
+        if different is not None and view.text == different.text:
+            yield f"same text as step {expect.differs_from}: {view.text[:60]!r}"
+    if expect.same_usage_as is not None:
+        counted = evidence.earlier.get(expect.same_usage_as, View())
+        if _totals(view) != _totals(counted):
+            yield f"usage {view.usage} != step {expect.same_usage_as} {counted.usage}"
 
+
+def _totals(view: View) -> list[object]:
+    return [(view.usage or {}).get(name) for name in _TOTALS]
+
+
+_TOTALS = ("prompt_tokens", "completion_tokens", "total_tokens")
 
 _RULES = (
     _status,

@@ -52,7 +52,7 @@ class CaseReport:
 
 
 def judge_step(
-    step: Step, answer: Answer, view: View, earlier: dict[str, str]
+    step: Step, answer: Answer, view: View, earlier: dict[str, View]
 ) -> tuple[tuple[str, ...], str | None]:
     """The breaches of one answer, and the reason of the choice that excused them, if one did."""
     evidence = Evidence(answer=answer, view=view, earlier=earlier)
@@ -63,13 +63,13 @@ def judge_step(
     return broken + breaches, None
 
 
-def run_step(step: Step, target: Target, earlier: dict[str, str]) -> StepReport:
+def run_step(step: Step, target: Target, earlier: dict[str, View]) -> StepReport:
     """Sends a step's requests, all at once when they are several, and judges each answer.
 
     Args:
         step: What to send and to expect.
         target: Where to.
-        earlier: First text of each step by name; this step's own is added.
+        earlier: First answer of each step by name; this step's own is added.
     """
     with ThreadPoolExecutor(max_workers=step.parallel) as pool:
         answers = list(pool.map(lambda _: call(target, step), range(step.parallel)))
@@ -81,7 +81,7 @@ def run_step(step: Step, target: Target, earlier: dict[str, str]) -> StepReport:
         breaches, reason = judge_step(step, answer, view, earlier)
         problems += breaches
         choice = choice or reason
-        earlier.setdefault(step.name, view.text)
+        earlier.setdefault(step.name, view)
         seen.append(_seen(answer, view))
     return StepReport(
         name=step.name,
@@ -103,7 +103,7 @@ def run_case(
     case: CaseFile, file: str, target: Target, *, skip: Collection[str] = frozenset()
 ) -> CaseReport:
     """Runs the steps of one file in order, but for those named in `skip`."""
-    earlier: dict[str, str] = {}
+    earlier: dict[str, View] = {}
     steps = tuple(run_step(step, target, earlier) for step in case.steps if step.name not in skip)
     return CaseReport(case=case.case, file=file, steps=steps)
 

@@ -164,4 +164,5 @@ JUDGED: list[tuple[Chunk, Answer, Answer]] = [
     ({"body_contains": "hi"}, whole(), whole("x")),
     ({"same_text_as": "first"}, whole(), whole("x")),
     ({"differs_from": "first"}, whole("x"), whole()),
+    ({"same_usage_as": "first"}, whole(usage=THREE), whole(usage={"completion_tokens": 4})),
 ]

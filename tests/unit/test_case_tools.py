@@ -136,7 +136,7 @@ def test_a_call_cut_by_length_may_be_half() -> None:
 
 
 def breaches(expect: Chunk, answer: Answer) -> tuple[str, ...]:
-    earlier = {"first": "hi"}
+    earlier = {"first": View(text="hi", usage={"completion_tokens": 3})}
     evidence = Evidence(answer=answer, view=read(answer), earlier=earlier)
     return judge(Expect.model_validate(expect), evidence)
 
@@ -319,7 +319,8 @@ def test_a_request_file_is_consistent(name: str) -> None:
     names = [step.name for step in case_file.steps]
     assert [step for step, times in Counter(names).items() if times > 1] == []
     for number, step in enumerate(case_file.steps):
-        references = {step.expect.same_text_as, step.expect.differs_from} - {None}
+        expect = step.expect
+        references = {expect.same_text_as, expect.differs_from, expect.same_usage_as} - {None}
         assert references <= set(names[:number])
 
 

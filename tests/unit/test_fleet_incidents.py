@@ -125,6 +125,27 @@ def test_a_newcomer_elsewhere_closes_the_oldest_incident() -> None:
     assert closed == {"a": True, "b": False}
 
 
+def test_each_newcomer_elsewhere_stands_in_for_one() -> None:
+    """Two spare hosts make up for two losses, not twice for the same."""
+    fleet_ = Fleet()
+    fleet_.make_ready("a", "b")
+    fleet_.members()
+    fleet_.make_ready("spare1")
+    fleet_.make_ready("spare1", "spare2")
+    assert [one.closed_s is not None for one in fleet_.incidents.values()] == [True, True]
+
+
+def test_a_successor_need_not_wait_for_the_old_process() -> None:
+    """The incident of a replica that was told to leave ends when a newcomer is ready."""
+    fleet_ = Fleet()
+    fleet_.make_ready("a")
+    fleet_.answer("a", passed=False)
+    fleet_.answer("a", passed=False)
+    assert fleet_.state_of("a") is ReplicaState.DRAINING
+    fleet_.make_ready("a", "spare")
+    assert only(fleet_).closed_s is not None
+
+
 def test_a_successor_that_was_there_first_closes_the_incident_too() -> None:
     """A death that is noticed after the successor is ready is made up for at once."""
     fleet_ = Fleet()

@@ -252,10 +252,12 @@ class GatewayService:
         )
 
     def replicas(self) -> list[dict[str, Any]]:
-        """Each replica with its state and its newest snapshot, for people and tools."""
+        """Each replica with its state, this gateway's work on it, and its newest snapshot."""
         now_s = self._clock.now_s()
+        in_flight = self._board.in_flight()
         return [
             _readiness(status, now_s)
+            | {"in_flight": in_flight.get(status.replica_id, 0)}
             | ({} if status.snapshot is None else {"snapshot": asdict(status.snapshot)})
             for status in self._board.describe()
         ]
