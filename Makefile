@@ -9,6 +9,7 @@ UV ?= $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 # What the lock file says, and nothing else.
 RUN := $(UV) run --frozen
 PYTEST_ARGS ?=
+CASE_ARGS ?=
 DEMO_ARGS ?=
 
 # mlx has wheels for macOS 14 and later; uv assumes 13 and would pick an old release.
@@ -34,6 +35,22 @@ lint: install ## Style, types and layers.
 	$(RUN) ruff format --check
 	$(RUN) mypy
 	$(RUN) lint-imports
+
+.PHONY: failover
+failover: install ## Kill and freeze engines under requests over HTTP; prints one table.
+	@$(RUN) python -m tests.e2e.failover
+
+.PHONY: cases
+cases: install ## The field cases against the real stack (CASE_ARGS selects).
+	@$(RUN) python -m tests.cases.driver $(CASE_ARGS)
+
+.PHONY: lock-check
+lock-check: install ## What the lock file installs on macOS arm64 and Linux, Python 3.11 to 3.13.
+	@UV=$(UV) $(RUN) python -m tools.check_lock
+
+.PHONY: wheel-check
+wheel-check: install ## Build the wheel, install it alone, and run it.
+	@UV=$(abspath $(UV)) tools/check_wheel.sh
 
 .PHONY: install
 install: $(filter .uv/bin/uv,$(UV)) ## Install what the lock file says into .venv/.

@@ -1,13 +1,11 @@
 """The Ray Serve shell of a replica; everything else of it is in `replica`."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import ray
 from ray import serve
 
 from headrace_replicas.contract.clock import SystemClock
@@ -16,6 +14,7 @@ from headrace_replicas.contract.fleet import ProbeResult, ReplaceReplica
 from headrace_replicas.contract.requests import GenerateRequest, ProbeRequest, TokenChunk
 from headrace_replicas.contract.settings import Settings
 from headrace_replicas.device_claim import claim_device
+from headrace_replicas.host import device_count, host_label
 from headrace_replicas.replica import Replica
 
 # A process that holds the device may need Ray Serve's three missed checks and its grace to end.
@@ -35,7 +34,7 @@ class MoEReplica:
         self._replica = Replica(
             replica_id=serve.get_replica_context().replica_id.unique_id,
             host=host,
-            claim=claim_device(Path(parsed.state_dir), host, _device_count(), _DEVICE_WAIT_S),
+            claim=claim_device(Path(parsed.state_dir), host, device_count(), _DEVICE_WAIT_S),
             settings=parsed,
             clock=SystemClock(),
         )
@@ -70,17 +69,3 @@ class MoEReplica:
         reason = self._replica.unhealthy_reason
         if reason:
             raise EngineFaultError(reason)
-
-
-def host_label() -> str:
-    """The Ray label `host` of this node, or the hostname."""
-    labels = ray.get_runtime_context().get_node_labels()
-    return str(labels.get("host") or socket.gethostname())
-
-
-def _device_count() -> int:
-    """How many engines this node may hold: its `metal` resource."""
-    node_id = ray.get_runtime_context().get_node_id()
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray leaves it unannotated
-    node = next(node for node in nodes if node["NodeID"] == node_id)
-    return max(1, int(node["Resources"].get("metal", 1)))

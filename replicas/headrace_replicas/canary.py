@@ -20,7 +20,7 @@ from headrace_replicas.contract.requests import (
     SamplingParams,
 )
 
-PROMPT_TEXT: Final = "Count from 1 to 10: 1, 2, 3,"
+QUESTION: Final = "Count from 1 to 20."
 # The repeat tripwire of a broken engine shows within 8 tokens; a few more cost milliseconds.
 CANARY_TOKENS: Final = 12
 
@@ -31,7 +31,7 @@ class Canary:
 
     Attributes:
         prompt_ids: What is asked.
-        expected_ids: What must come back, at most `CANARY_TOKENS` ids.
+        expected_ids: What must come back: `CANARY_TOKENS` ids.
     """
 
     prompt_ids: tuple[int, ...]
@@ -39,12 +39,12 @@ class Canary:
 
 
 def canary_request(
-    request_id: str,
-    prompt_ids: Sequence[int],
-    stop_ids: frozenset[int],
-    identity: CheckpointIdentity,
+    request_id: str, prompt_ids: Sequence[int], identity: CheckpointIdentity
 ) -> GenerateRequest:
-    """The request that a canary sends to its own engine."""
+    """The request that a canary sends to its own engine.
+
+    It has no stop ids: an answer that ended at once would prove nothing.
+    """
     return GenerateRequest(
         request_id=request_id,
         attempt=1,
@@ -52,7 +52,7 @@ def canary_request(
         sampling=SamplingParams(temperature=0.0),
         seed=0,
         max_tokens=CANARY_TOKENS,
-        stop_ids=stop_ids,
+        stop_ids=frozenset(),
         model="canary",
         fingerprint=identity.fingerprint,
     )
@@ -80,7 +80,7 @@ def load_or_record(
     Args:
         state_dir: Where recorded canaries are kept.
         identity: The checkpoint, its compute type and the engine's version.
-        prompt_ids: Gives the tokens of `PROMPT_TEXT`; called only to record.
+        prompt_ids: Gives the tokens of `QUESTION`; called only to record.
         answer: Runs a prompt on the engine; called twice to record.
 
     Raises:

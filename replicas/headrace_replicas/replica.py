@@ -3,7 +3,8 @@
 import asyncio
 import os
 import queue
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ from typing import Final
 import psutil
 
 from headrace_replicas.canary import (
-    PROMPT_TEXT,
+    QUESTION,
     Canary,
     canary_path,
     canary_request,
@@ -26,7 +27,7 @@ from headrace_replicas.contract.settings import Settings
 from headrace_replicas.device_claim import DeviceClaim
 from headrace_replicas.engine.checkpoint import read_checkpoint, resolve
 from headrace_replicas.engine.loading import LoadedModel, load
-from headrace_replicas.engine.prompt_ids import encode
+from headrace_replicas.engine.prompt_ids import prompt_ids
 from headrace_replicas.engine.steps import Engine, stream_key
 
 # How often a probe looks whether a busy engine has finished a step.
@@ -81,7 +82,7 @@ class Replica:
         canary = load_or_record(
             state_dir,
             identity,
-            prompt_ids=lambda: encode(checkpoint, PROMPT_TEXT),
+            prompt_ids=lambda: prompt_ids(checkpoint, QUESTION),
             answer=self._answer_now,
         )
         got = self._answer_now(canary.prompt_ids)
@@ -95,7 +96,7 @@ class Replica:
             )
         return canary
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Run one attempt; the first chunk comes at once and says that the replica has it.
 
         Raises:
@@ -107,7 +108,9 @@ class Replica:
         arrived: asyncio.Queue[TokenChunk | HeadraceError] = asyncio.Queue()
 
         def sink(item: TokenChunk | HeadraceError) -> None:
-            loop.call_soon_threadsafe(arrived.put_nowait, item)
+            # A closed loop has nobody left to tell; the engine must not fail over that.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(arrived.put_nowait, item)
 
         self._engine.submit(request, sink)
         try:
@@ -194,15 +197,15 @@ class Replica:
             at_s=self._clock.now_s(),
         )
 
-    async def _answer(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+    async def _answer(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """Greedy answer of this engine to a canary prompt."""
-        chunks = self.generate(self._canary_request(prompt_ids))
+        chunks = self.generate(self._canary_request(prompt))
         return tuple([token async for chunk in chunks for token in chunk.ids])
 
-    def _answer_now(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+    def _answer_now(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """As `_answer`, for the constructor, which runs inside Ray Serve's event loop."""
         arrived: queue.SimpleQueue[TokenChunk | HeadraceError] = queue.SimpleQueue()
-        self._engine.submit(self._canary_request(prompt_ids), arrived.put)
+        self._engine.submit(self._canary_request(prompt), arrived.put)
         token_ids: list[int] = []
         while True:
             item = arrived.get()
@@ -212,11 +215,10 @@ class Replica:
             if item.finish_reason is not None:
                 return tuple(token_ids)
 
-    def _canary_request(self, prompt_ids: Sequence[int]) -> GenerateRequest:
+    def _canary_request(self, prompt: Sequence[int]) -> GenerateRequest:
         return canary_request(
             f"canary-{self._replica_id}-{next(self._probe_numbers)}",
-            prompt_ids,
-            self._loaded.checkpoint.eos_ids,
+            prompt,
             self._loaded.identity,
         )
 

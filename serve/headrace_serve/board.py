@@ -8,14 +8,22 @@ that Ray Serve carries to every router.
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from headrace_replicas.contract.fleet import FleetView, ReplicaSnapshot, ReplicaStatus
+from headrace_replicas.contract.fleet import (
+    FleetView,
+    ReplicaSnapshot,
+    ReplicaState,
+    ReplicaStatus,
+)
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_serve.routing import Candidate, RouteAsk, pick
 
 AttemptKey = tuple[str, int, int]
+Stir = Callable[[], object]
+
+_SERVING = (ReplicaState.READY, ReplicaState.SUSPECT)
 
 
 def attempt_key(request: GenerateRequest) -> AttemptKey:
@@ -43,6 +51,13 @@ class _Suspicion:
     why: str
 
 
+def _newer(held: ReplicaStatus | None, said: ReplicaStatus) -> ReplicaStatus:
+    """The status that holds: a controller that just started calls everybody `starting`."""
+    if held is None or said.state is not ReplicaState.STARTING or held.state not in _SERVING:
+        return said
+    return said if said.generation > held.generation else held
+
+
 class Board:
     """The process-wide table. Every method takes the lock once and does no I/O."""
 
@@ -51,6 +66,7 @@ class Board:
         self._snapshots: dict[str, ReplicaSnapshot] = {}
         self._members: frozenset[str] = frozenset()
         self._suspicions: dict[str, _Suspicion] = {}
+        self._open: dict[AttemptKey, Stir] = {}
         self._claims: dict[AttemptKey, Claim] = {}
         self._failed: dict[str, frozenset[str]] = {}
         self._view = FleetView(version=0, at_s=0.0, replicas=())
@@ -60,14 +76,18 @@ class Board:
     ) -> None:
         """Ray Serve listed the running replicas and what each says of itself."""
         with self._lock:
+            before = self._prospects()
             self._members = replica_ids
             for snapshot in snapshots:
                 held = self._snapshots.get(snapshot.replica_id)
                 if held is None or held.sequence < snapshot.sequence:
                     self._snapshots[snapshot.replica_id] = snapshot
-            for gone in self._snapshots.keys() - replica_ids:
-                del self._snapshots[gone]
+            for gone in (self._snapshots.keys() | self._suspicions.keys()) - replica_ids:
+                self._snapshots.pop(gone, None)
                 self._suspicions.pop(gone, None)
+            stirs = self._stirs_since(before)
+        for stir in stirs:
+            stir()
 
     def members(self) -> tuple[frozenset[str], tuple[ReplicaSnapshot, ...]]:
         """The running replicas and their newest snapshots."""
@@ -75,9 +95,14 @@ class Board:
             return self._members, tuple(self._snapshots.values())
 
     def publish(self, view: FleetView) -> None:
-        """The controller's board arrived; a restarted controller counts from the start again."""
+        """The controller's board arrived.
+
+        A restarted controller counts from the start again, and knows nothing at first. What the
+        last one said of a replica holds until the new one has an opinion of its own.
+        """
         with self._lock:
-            self._view = view
+            before = self._prospects()
+            self._view = replace(view, replicas=self._believed(view))
             proved = {
                 status.replica_id: status.last_probe.at_s
                 for status in view.replicas
@@ -86,6 +111,29 @@ class Board:
             for replica_id, suspicion in list(self._suspicions.items()):
                 if proved.get(replica_id, 0.0) > suspicion.at_s:
                     del self._suspicions[replica_id]
+            stirs = self._stirs_since(before)
+        for stir in stirs:
+            stir()
+
+    def _believed(self, view: FleetView) -> tuple[ReplicaStatus, ...]:
+        held = {status.replica_id: status for status in self._view.replicas}
+        said = {
+            status.replica_id: _newer(held.get(status.replica_id), status)
+            for status in view.replicas
+        }
+        unsaid = {name: held[name] for name in held.keys() & self._members - said.keys()}
+        return tuple(status for _, status in sorted((said | unsaid).items()))
+
+    def _prospects(self) -> object:
+        """All that decides whether a replica may be picked."""
+        return (
+            self._members,
+            {name: snapshot.state for name, snapshot in self._snapshots.items()},
+            {status.replica_id: status.state for status in self._view.replicas},
+        )
+
+    def _stirs_since(self, before: object) -> tuple[Stir, ...]:
+        return () if self._prospects() == before else tuple(self._open.values())
 
     @property
     def view(self) -> FleetView:
@@ -97,13 +145,31 @@ class Board:
         with self._lock:
             self._suspicions[replica_id] = _Suspicion(at_s=at_s, why=why)
 
+    def open(self, request: GenerateRequest, stir: Stir) -> None:
+        """An attempt begins; `release` ends it.
+
+        Args:
+            request: The attempt.
+            stir: Called, on any thread and soon back, when a router gives the attempt to a
+                replica, and when a replica comes, goes, or changes its state.
+        """
+        with self._lock:
+            self._open[attempt_key(request)] = stir
+
     def claim(self, request: GenerateRequest, replica_id: str, at_s: float) -> None:
-        """The router gives an attempt to a replica: chosen and counted in one step."""
+        """The router gives an attempt to a replica: chosen and counted in one step.
+
+        A router works on another thread and may come too late: nothing is counted for an attempt
+        that has ended, since nobody would release it.
+        """
+        key = attempt_key(request)
         tokens = len(request.prompt_ids) + request.max_tokens
         with self._lock:
-            self._claims[attempt_key(request)] = Claim(
-                replica_id=replica_id, tokens=tokens, claimed_s=at_s
-            )
+            stir = self._open.get(key)
+            if stir is None:
+                return
+            self._claims[key] = Claim(replica_id=replica_id, tokens=tokens, claimed_s=at_s)
+        stir()
 
     def holder(self, request: GenerateRequest) -> str | None:
         """The replica that has this attempt, or None while it waits for one."""
@@ -114,6 +180,7 @@ class Board:
     def release(self, request: GenerateRequest, *, failed: bool) -> None:
         """An attempt ended; a failed one makes its replica the request's last resort."""
         with self._lock:
+            self._open.pop(attempt_key(request), None)
             claim = self._claims.pop(attempt_key(request), None)
             if claim is not None and failed:
                 before = self._failed.get(request.request_id, frozenset())

@@ -14,7 +14,6 @@ from typing import Any, Final
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from headrace_replicas.actor import host_label
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.fleet import (
     Effect,
@@ -32,6 +31,7 @@ from headrace_replicas.contract.fleet import (
 )
 from headrace_replicas.contract.requests import ProbeRequest
 from headrace_replicas.contract.settings import Settings
+from headrace_replicas.host import host_label
 from headrace_serve import board, fleet
 from headrace_serve.incident_log import IncidentLog
 from headrace_serve.ray_replicas import wake_router

@@ -10,7 +10,8 @@ import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Final, Protocol
 
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import DeadlineExceededError, NoReplicaError
@@ -20,6 +21,10 @@ from headrace_replicas.contract.settings import FailoverSettings
 from headrace_serve import failover, stalls
 from headrace_serve.board import Board
 from headrace_serve.journal import Accepted, Journal, Refused
+
+# A timer that rings later than this says that this process stood still: its event loop was held
+# up, or the machine slept. Timers of a loop that runs ring within a few milliseconds.
+_STANDSTILL_S: Final = 0.1
 
 
 class AttemptLostError(Exception):
@@ -103,7 +108,10 @@ class TokenStream:
         self._journal = Journal()
         self._phase: stalls.Phase = "prefill"
         self._delivered_s = parts.clock.monotonic_s()
+        self._quiet_since_s = self._delivered_s
         self._holder: str | None = None
+        self._arriving: asyncio.Future[TokenChunk | None] | None = None
+        self._stirred: asyncio.Future[None] | None = None
         self._left: str | None = None
         self.resume: ResumeMode | None = None
 
@@ -142,12 +150,13 @@ class TokenStream:
         self._phase = "prefill"
         self._holder = None
         lost = False
+        board = self._parts.board
+        stir = partial(asyncio.get_running_loop().call_soon_threadsafe, self._stir)
         chunks = self._parts.replicas.generate(request)
         try:
-            first = True
+            board.open(request, stir)
             while not self._journal.finished:
-                chunk = await self._next(chunks, request, first=first)
-                first = False
+                chunk = await self._next(chunks, request)
                 accepted = self._record(chunk)
                 if accepted is not None:
                     self._note_delivery(request)
@@ -156,8 +165,9 @@ class TokenStream:
             lost = True
             raise
         finally:
-            self._holder = self._parts.board.holder(request)
-            self._parts.board.release(request, failed=lost)
+            self._holder = board.holder(request)
+            board.release(request, failed=lost)
+            await self._stop_waiting()
             await chunks.aclose()
 
     def _record(self, chunk: TokenChunk) -> Accepted | None:
@@ -167,7 +177,7 @@ class TokenStream:
         return outcome
 
     async def _next(
-        self, chunks: AsyncGenerator[TokenChunk, None], request: GenerateRequest, *, first: bool
+        self, chunks: AsyncGenerator[TokenChunk, None], request: GenerateRequest
     ) -> TokenChunk:
         """The next chunk of an attempt.
 
@@ -175,51 +185,93 @@ class TokenStream:
             AttemptLostError: There is none, or it is late and another replica can take over.
             DeadlineExceededError, NoReplicaError: As `run`.
         """
-        asked_s = self._parts.clock.monotonic_s()
-        arriving = asyncio.ensure_future(anext(chunks, None))
-        try:
-            await self._wait(arriving, request, asked_s)
-            chunk = arriving.result()
-        finally:
-            arriving.cancel()
-            await asyncio.gather(arriving, return_exceptions=True)
+        self._quiet_since_s = self._parts.clock.monotonic_s()
+        arriving = self._arriving = asyncio.ensure_future(anext(chunks, None))
+        await self._wait(arriving, request)
+        if arriving.cancelled():
+            raise AttemptLostError("died", "the call to the replica was cancelled from inside")
+        chunk = arriving.result()
         if chunk is None:
             raise AttemptLostError("ended_early", "the stream ended without a finish reason")
-        if not first:
-            # The first chunk also waited for a place, which says nothing of a replica's pace.
-            gap_s = self._parts.clock.monotonic_s() - asked_s
+        if self._holder is not None:
+            gap_s = self._parts.clock.monotonic_s() - self._quiet_since_s
             self._parts.gaps.observe(self._phase, gap_s)
         if chunk.ids:
             self._phase = "decode"
         return chunk
 
+    async def _stop_waiting(self) -> None:
+        """Take back the call for a chunk, if one is out, and wait until it is.
+
+        Cancelled in this wait, the call still comes to its end by itself. Only then may its
+        generator be closed: one that runs refuses to be.
+        """
+        arriving = self._arriving
+        if arriving is None:
+            return
+        if not arriving.done():
+            arriving.cancel()
+            await asyncio.wait({arriving})
+        if not arriving.cancelled():
+            arriving.exception()  # nobody wants it any more, and asyncio reports what nobody reads
+
     async def _wait(
-        self,
-        arriving: "asyncio.Future[TokenChunk | None]",
-        request: GenerateRequest,
-        asked_s: float,
+        self, arriving: "asyncio.Future[TokenChunk | None]", request: GenerateRequest
     ) -> None:
         """Wait for a chunk as long as its replica may be silent, and longer if nobody is better."""
-        silent_since_s = asked_s
+        stood_still = False
         while True:
-            limit_s = silent_since_s + self._patience_s(request)
-            rest_s = limit_s - self._parts.clock.monotonic_s()
-            wait_s = min(rest_s, self._until_deadline_s())
-            done, _pending = await asyncio.wait({arriving}, timeout=max(0.0, wait_s))
-            if done:
+            self._see_holder(request)
+            if arriving.done():
                 return
-            if self._until_deadline_s() <= 0:
-                raise DeadlineExceededError(
-                    f"The request's deadline passed after {self._journal.delivered} tokens. "
-                    "Send it again with a longer timeout."
-                )
+            stirred = self._stirred = asyncio.get_running_loop().create_future()
+            timeout_s = self._rest_s()
+            rings_s = self._parts.clock.monotonic_s() + timeout_s
+            await asyncio.wait(
+                {arriving, stirred},
+                timeout=None if math.isinf(timeout_s) else timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
             now_s = self._parts.clock.monotonic_s()
-            if now_s >= silent_since_s + self._patience_s(request):
-                self._judge_silence(request, now_s - asked_s)
-                silent_since_s = now_s
+            if now_s > rings_s + _STANDSTILL_S and not stood_still:
+                # Whoever stood still could not hear: the silence counts from here, once.
+                stood_still = True
+                self._quiet_since_s = now_s
 
-    def _patience_s(self, request: GenerateRequest) -> float:
-        if self._parts.board.holder(request) is None:
+    def _stir(self) -> None:
+        """The board changed in a way that may matter to this stream."""
+        if self._stirred is not None and not self._stirred.done():
+            self._stirred.set_result(None)
+
+    def _see_holder(self, request: GenerateRequest) -> None:
+        """Count the silence of a replica from the moment at which it got the attempt."""
+        holder = self._parts.board.holder(request)
+        if holder != self._holder:
+            self._holder = holder
+            self._quiet_since_s = self._parts.clock.monotonic_s()
+
+    def _rest_s(self) -> float:
+        """Seconds for which to wait now; infinite when only the fleet or a chunk can end it.
+
+        Raises:
+            AttemptLostError: The attempt has stalled, and another replica can take over.
+            DeadlineExceededError, NoReplicaError: As `run`.
+        """
+        left_s = self._until_deadline_s()
+        if left_s <= 0:
+            raise DeadlineExceededError(
+                f"The request's deadline passed after {self._journal.delivered} tokens. "
+                "Send it again with a longer timeout."
+            )
+        silence_s = self._parts.clock.monotonic_s() - self._quiet_since_s
+        patience_s = self._patience_s()
+        if silence_s < patience_s:
+            return min(left_s, patience_s - silence_s)
+        self._judge_silence(silence_s)
+        return left_s
+
+    def _patience_s(self) -> float:
+        if self._holder is None:
             return self._parts.settings.no_replica_wait_s
         return self._parts.gaps.deadline_s(self._phase)
 
@@ -227,14 +279,13 @@ class TokenStream:
         deadline_s = self._base.deadline_s
         return math.inf if deadline_s is None else deadline_s - self._parts.clock.now_s()
 
-    def _judge_silence(self, request: GenerateRequest, silence_s: float) -> None:
+    def _judge_silence(self, silence_s: float) -> None:
         """Leave a silent replica if another one can take over; else go on waiting for it.
 
         Raises:
             AttemptLostError: The attempt has stalled.
             NoReplicaError: No replica has taken the request.
         """
-        self._holder = self._parts.board.holder(request)
         if self._holder is None:
             raise NoReplicaError(
                 f"No replica could take the request within {silence_s:.0f} s. Send it again later."
@@ -280,7 +331,7 @@ class TokenStream:
                 attempt=self._journal.attempt,
                 failure=lost.failure,
                 delivered_tokens=self._journal.delivered,
-                silence_s=self._parts.clock.monotonic_s() - self._delivered_s,
+                silence_s=self._parts.clock.monotonic_s() - self._quiet_since_s,
                 raw_text=lost.raw_text,
                 at_s=now_s,
             )

@@ -187,7 +187,7 @@ def test_a_request_that_cannot_run_is_refused_and_its_neighbour_goes_on(
 
 def _fail_at_step(engine: Engine, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     steps = iter(range(1_000_000))
-    original = mx.async_eval
+    original: Any = mx.async_eval
 
     def failing(*args: Any) -> None:
         if next(steps) == step:
@@ -241,7 +241,8 @@ def test_logits_that_are_not_finite_are_a_fault_and_not_a_token(
 
     def load() -> Any:
         loaded = load_on_cpu(checkpoint)
-        return replace(loaded, model=_NanAfter(loaded.model, calls=6))
+        failing: Any = _NanAfter(loaded.model, calls=6)
+        return replace(loaded, model=failing)
 
     engine = Engine(load=load, settings=EngineSettings(device="cpu"), clock=SystemClock())
     engine.start()

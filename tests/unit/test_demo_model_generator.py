@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -22,15 +22,46 @@ from tools.demo_model.generator.held_out import evaluation_sets, unseen_words
 from tools.demo_model.generator.material import Material, load_material
 from tools.demo_model.generator.packing import Block, blocks
 from tools.demo_model.generator.render import BLOCK_TOKENS, segments
+from tools.demo_model.generator.skills.catalogue import SKILLS
 from tools.demo_model.generator.skills.numbers import arithmetic
+from tools.demo_model.generator.stories import story, summarise_story
 from tools.demo_model.paths import MODEL_DIR
 
 # Recorded from the programs that made the shipped model, before they were put into this form.
 TRAINING_DIGESTS = {
     1000: "7174740019a20fcbca569f39ed9653abcc61c92b42a55c7e4c89bf924e31ea3a",
     1001: "2a438d14e5f21cd59392b00a7b75f1c8f9ed1478e7f8e6228be837442c497952",
+    1002: "c521af7f09236888cdcfeef15890787a8e9ce798a0055cd3e2ef3d8591f31c0e",
+    1003: "f2bb8d2b464d6d31bd0bc851994d0a136ec066e7b0492e094d5e3c1c95d8134a",
+    1004: "62637ec9d7ee717941a09cf552178790837e63854a9133e8eafbc62292ec4418",
+    1005: "d09adc148faf34f6836261e4c139a50c7a0c9bb64b1227aa931a61a040e82787",
     1006: "e8205d5d18972aa851b89bafba7f1170fb4dabb30a4820902f08632b78986a63",
+    1007: "b6e4ac9d56523aaeafea2f2db460122efaeccfc7e04436ac9184bdc70becfd33",
+    1008: "8a931315a828f55ded39d088b2364b1544cf9aa2f77fde1343aba7f02a90da48",
+    1009: "eeecc5e6d32e07421b0c9490ed31f33c641a96cea7878a62962435ca23b1291f",
+    1010: "2729deaffe51c568779014cd4b1d1f1f4a4c954b88e2598531d4770a458eadbd",
+    1011: "eea6dde6bda67600fa31ab94455af53a16dc1460b612b0a7df97d519df4cce9b",
+    1012: "6a9c756c99b944cf3442d80eb412536f7ef7f189d4b87ae3b44780b789971133",
     1013: "bb046f9bedd679389c72f1eb6a47212bfdb1eaed592a8c44519a2f2046a2dba8",
+}
+SKILL_DIGESTS = {
+    "identity": "8d84e5762c9c948512be5d40892d46cd1d1b852a193e5b825414b394548491cc",
+    "smalltalk": "68a0cd3764bea39e4cf3d6122f4a22e8e4ae9fab11d04b64d03ea39b3dcd3259",
+    "counting": "54fa4d49a6e94ca8e5caf9a060588ea29b423c3247c0572ff38048526a667661",
+    "sequences": "bfb0b88b2ce9b2e897a69e66effb9a3154bf7184ae9f41867292418576826e18",
+    "arithmetic": "6eed334ddf946cc05f1ebedebe653a2666acf9b4a23143ead1cc3a277c214b73",
+    "comparing": "497874d07dceda880603a34348aaf93178d20e097e97e155fd5a7e17d9b59adb",
+    "echo": "b18309b65078fb3b967578678e7d65cf85091b0301e54421dbd2008564f31d09",
+    "listing": "888b257f3f05f5b5f616bcec0cda21cac161fb4e252c700de41efd3234a141aa",
+    "case": "800da750fe7e23a6a18dcc370f8ce9e68739fe6b8733ee762d9fc95a9a62da98",
+    "spelling": "178eb093cef190e17db0c633f5b24fc11bedaba3bd819dfff320f7ea11dd9853",
+    "facts": "db89a3207c2cbf165d7e16d3b2b19f3e204bb0915d6f763c849f8940ee2df6d4",
+    "define": "73c40ab53c8364758d810ddcb248bcdc20648fa4af8f83716809f9086f55bc89",
+    "json": "8fcf082e4e9bfa2f53922b83a4feacdb7e1ef879dd7909a499321690d7a54495",
+    "code": "ca26f4e13798f64a194897fbdfc4ca0c19905b6ecbdea1d37ce47d62639d3664",
+    "unknown": "3a173558243897c54199b5802747e73f5f35bb6f08b5d943f06594420077a54c",
+    "story": "6586f8345504bbbddba2b9e2725004810fe56909f332164ba523726494989d0f",
+    "summary": "b5de88f7963a8f7b08b5c8cb6bd732c94aea08b357864a5d8aba2e7fc8bd3922",
 }
 EVALUATION_DIGESTS = {
     "identity": "b89bafc960c1036aa6345c80a88868d43fde0dbb0f7cf67c912dea6f2f503e85",
@@ -64,6 +95,7 @@ FIRST_BLOCKS_DIGESTS = [
     "422955a2dbb801f37207238a0b344333adc6efb283172280c4fd24d55940eca2",
 ]
 RECORDED_DIALOGS = 300
+RECORDED_EXCHANGES = 6000
 RECORDED_PER_SKILL = 4
 
 
@@ -103,6 +135,16 @@ def test_a_training_seed_gives_the_recorded_conversations(material: Material, se
     assert dialogs_digest(made) == TRAINING_DIGESTS[seed]
 
 
+@pytest.mark.parametrize("skill", SKILL_DIGESTS)
+def test_a_skill_gives_the_recorded_exchanges(material: Material, skill: str) -> None:
+    """Every wording and every case of a single skill is as the shipped model saw it."""
+    draw, make = Draw(99, material), (SKILLS | {"story": story, "summary": summarise_story})[skill]
+    digest = hashlib.sha256()
+    for x in (make(draw) for _ in range(RECORDED_EXCHANGES)):
+        digest.update(json.dumps([x.user, x.answer, x.think, x.contains]).encode() + b"\n")
+    assert digest.hexdigest() == SKILL_DIGESTS[skill]
+
+
 def test_the_evaluation_asks_the_recorded_questions(material: Material) -> None:
     """The scores of the model card can be measured again on the same questions."""
     sets = evaluation_sets(material, RECORDED_PER_SKILL)
@@ -132,19 +174,16 @@ def test_a_larger_evaluation_begins_with_the_smaller(material: Material) -> None
     assert {skill: rows[:2] for skill, rows in large.items()} == small
 
 
-def questions(material: Material, per_skill: int) -> list[tuple[Case, Dialog]]:
-    def encode(text: str) -> list[int]:
-        return [] if text else [0]
-
-    pairs = []
-    for skill, rows in evaluation_sets(material, per_skill).items():
-        pairs += list(zip(cases(skill, rows, encode, thinking=False), rows, strict=True))
-    return pairs
+def questions(material: Material, per_skill: int) -> list[Case]:
+    sets = evaluation_sets(material, per_skill).items()
+    return [
+        case for skill, rows in sets for case in cases(skill, rows, lambda _: [0], thinking=False)
+    ]
 
 
 def test_the_generators_own_answers_are_judged_right(material: Material) -> None:
     """No question of the evaluation is impossible to answer, and silence answers none."""
-    asked = [case for case, _ in questions(material, 20)]
+    asked = questions(material, 20)
     assert [case for case in asked if not is_right(case, case.want)] == []
     assert [case for case in asked if is_right(case, "")] == []
 
@@ -152,11 +191,9 @@ def test_the_generators_own_answers_are_judged_right(material: Material) -> None
 def test_a_prompt_without_room_for_an_answer_is_left_out(material: Material) -> None:
     """A question is asked only where prompt and answer fit into the trained context."""
     rows = evaluation_sets(material, 1)["echo"]
-    kept = [
-        len(cases("echo", rows, lambda _: [0] * length, thinking=False, room_tokens=60))
-        for length in (BLOCK_TOKENS - 60, BLOCK_TOKENS - 59)
-    ]
-    assert kept == [1, 0]
+    fits, too_long = [0] * (BLOCK_TOKENS - 60), [0] * (BLOCK_TOKENS - 59)
+    assert len(cases("echo", rows, lambda _: fits, thinking=False, room_tokens=60)) == 1
+    assert cases("echo", rows, lambda _: too_long, thinking=False, room_tokens=60) == []
 
 
 SUM = re.compile(r"(\d+) ([+*-]) (\d+) = (\d+)")
@@ -214,17 +251,15 @@ def chat_template() -> Any:
     return environment.from_string((MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8"))
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 2**32), thinking=st.booleans())
-def test_a_conversation_is_rendered_as_the_chat_template_does(seed: int, thinking: bool) -> None:
+def test_a_conversation_is_rendered_as_the_chat_template_does(
+    material: Material, seed: int, thinking: bool
+) -> None:
     """The model was trained on the very text that a client's request becomes."""
-    made = dialog(Draw(seed, load_material_once()))
+    made = dialog(Draw(seed, material))
     messages = made.messages
     if not thinking:
         messages = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages]
     text = "".join(piece.text for piece in segments(made.messages, made.tools, thinking=thinking))
     assert text == chat_template().render(messages=messages, tools=made.tools)
-
-
-@cache
-def load_material_once() -> Material:
-    return load_material()

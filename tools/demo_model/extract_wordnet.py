@@ -101,6 +101,12 @@ def _is_definition(sense: _Sense) -> bool:
     )
 
 
+def _definition(sense: _Sense) -> list[str]:
+    """The row of the file: word, part of speech, gloss."""
+    part_of_speech = "adjective" if sense.part_of_speech == "adj" else sense.part_of_speech
+    return [sense.lemma, part_of_speech, sense.gloss]
+
+
 def _common(senses: list[_Sense]) -> list[_Sense]:
     """One sense for each fit word that the tagged corpus uses, the most used first."""
     common: dict[str, _Sense] = {}
@@ -131,14 +137,7 @@ def _vocabulary_pieces(path: Path) -> list[str]:
 def extract(
     folder: Path, tokenizer_file: Path, *, words: int, definitions: int
 ) -> dict[str, list[str] | list[list[str]]]:
-    """The lists of `Material`.
-
-    Args:
-        folder: The plain WordNet files.
-        tokenizer_file: `tokenizer.json`, for the pieces.
-        words: How many common words.
-        definitions: How many definitions.
-    """
+    """The lists of `Material`, with at most that many common words and definitions."""
     counts = _read_counts(folder / "cntlist.rev")
     senses: list[_Sense] = []
     sentences: set[str] = set()
@@ -152,10 +151,7 @@ def extract(
     rare, held_rare = _rare_nouns(folder / "index.noun", set(known))
     pieces = _vocabulary_pieces(tokenizer_file)
     return {
-        "definitions": sorted(
-            [s.lemma, "adjective" if s.part_of_speech == "adj" else s.part_of_speech, s.gloss]
-            for s in defined
-        ),
+        "definitions": sorted(_definition(sense) for sense in defined),
         "words": known,
         "sentences": sorted(sentences)[::_SENTENCE_STEP][:_SENTENCES],
         "rare": rare,

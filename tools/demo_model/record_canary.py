@@ -12,7 +12,7 @@ import queue
 from importlib import resources
 from pathlib import Path
 
-from headrace_replicas.canary import canary_request
+from headrace_replicas.canary import QUESTION, canary_request
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import HeadraceError
 from headrace_replicas.contract.requests import TokenChunk
@@ -21,8 +21,6 @@ from headrace_replicas.engine.checkpoint import read_checkpoint
 from headrace_replicas.engine.loading import load
 from headrace_replicas.engine.steps import Engine
 from headrace_serve.text.tokenizer import TextTokenizer
-
-QUESTION = "Count from 1 to 20."
 
 
 def main() -> None:
@@ -38,7 +36,7 @@ def main() -> None:
     )
     loaded = engine.start()
     arrived: queue.SimpleQueue[TokenChunk | HeadraceError] = queue.SimpleQueue()
-    request = canary_request("record", prompt_ids, checkpoint.eos_ids, loaded.identity)
+    request = canary_request("record", prompt_ids, loaded.identity)
     engine.submit(request, arrived.put)
     got: list[int] = []
     finished = False

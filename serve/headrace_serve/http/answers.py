@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from headrace_replicas.contract.errors import HeadraceError
 from headrace_replicas.contract.requests import TokenLogprob
@@ -73,6 +74,23 @@ def logged(error: Exception, where: str) -> HeadraceError:
     return unexpected(log_id)
 
 
+class EventStream(StreamingResponse):
+    """A streamed answer whose source is closed when its request ends, however it ends.
+
+    Starlette leaves the source of a stream whose client went away to the garbage collector, and
+    until that comes by a replica would work for nobody.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers=dict(HEADERS))
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream, as an ASGI application."""
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+
 class AnswerWriter:
     """Writes one admitted request's answer.
 
@@ -115,17 +133,14 @@ class AnswerWriter:
                     return json_response(body, headers=_moves(part, "x-headrace-"))
                 pieces.append(part.text)
                 entries.extend(part.logprobs)
-        raise HeadraceError("the answer ended without its ending; this is a fault of the gateway")
+        raise _without_ending()
 
     def streamed(
         self, *, include_usage: bool, include_headrace: bool, keep_alive_s: float
-    ) -> StreamingResponse:
+    ) -> EventStream:
         """The answer as server-sent events; headers go out before the first token."""
         events = self._events(include_usage, include_headrace)
-        return StreamingResponse(
-            with_keep_alive(events, keep_alive_s, KEEPALIVE),
-            headers=dict(HEADERS),
-        )
+        return EventStream(with_keep_alive(events, keep_alive_s, KEEPALIVE))
 
     async def _events(
         self, include_usage: bool, include_headrace: bool
@@ -141,6 +156,7 @@ class AnswerWriter:
                         yield DONE
                         return
                     yield event(stream.delta(part.text, self._logprobs(part.logprobs)))
+            yield error_event(_without_ending())
         except HeadraceError as error:
             yield error_event(error)
         except Exception as error:  # noqa: BLE001  the 200 is out: the stream must say that it failed
@@ -152,6 +168,10 @@ class AnswerWriter:
         if self._endpoint is CHAT:
             return chat_logprobs(self._service.tokenizer, entries)
         return completion_logprobs(self._service.tokenizer, entries, self._offsets)
+
+
+def _without_ending() -> HeadraceError:
+    return HeadraceError("The answer stopped without its ending: a fault of the gateway.")
 
 
 def _moves(end: AnswerEnd, prefix: str) -> dict[str, str]:

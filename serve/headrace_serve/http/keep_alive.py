@@ -25,6 +25,8 @@ async def with_keep_alive(
             yield item
             arriving = asyncio.ensure_future(anext(source, None))
     finally:
-        arriving.cancel()
-        await asyncio.gather(arriving, return_exceptions=True)
+        if not arriving.done():
+            arriving.cancel()
+            # Cancelled again while it waits here, the source still unwinds in its own task.
+            await asyncio.wait({arriving})
         await source.aclose()

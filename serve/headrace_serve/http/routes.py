@@ -7,7 +7,10 @@ from dataclasses import asdict
 from typing import Final
 
 from fastapi import FastAPI, Request, Response
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace_replicas.contract.errors import HeadraceError, InvalidRequestError, NoReplicaError
 from headrace_replicas.contract.fleet import Incident
@@ -53,11 +56,62 @@ def build_api(
         summary="LLM serving that keeps answering when Metal does not.",
         redoc_url=None,
     )
+    api.add_middleware(Reception, keys=KeyRing(settings.api_keys))
     _add_errors(api)
-    _add_keys(api, KeyRing(settings.api_keys))
     _add_generation(api, service, settings)
     _add_state(api, service, read_incidents)
     return api
+
+
+class Reception:
+    """What every request passes: its id, its key, and an answer to failures nobody foresaw.
+
+    Plain ASGI on purpose. Starlette's `BaseHTTPMiddleware` runs the rest of the application in a
+    task group of its own, whose cancellation comes again at every await of a clean-up; and its
+    handler for `Exception` raises the error once more after it was answered.
+
+    Args:
+        app: The application inside.
+        keys: Who is let in.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as an ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        fresh_id = secrets.token_hex(16)
+        scope = {**scope, "state": {**scope.get("state", {}), "request_id": fresh_id}}
+        request = Request(scope)
+        begun = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                MutableHeaders(scope=message)["x-request-id"] = _echoed_id(request, fresh_id)
+            await send(message)
+
+        try:
+            self._check_key(request)
+            await self._app(scope, receive, send_named)
+        except ClientDisconnect:
+            return  # nobody is left to answer
+        except HeadraceError as error:
+            await error_response(error)(scope, receive, send_named)
+        except Exception as error:
+            if begun:
+                raise  # the broken connection tells the client
+            unforeseen = logged(error, request.url.path)
+            await error_response(unforeseen)(scope, receive, send_named)
+
+    def _check_key(self, request: Request) -> None:
+        if request.url.path not in _OPEN_PATHS:
+            self._keys.check(request.headers)
 
 
 def _add_errors(api: FastAPI) -> None:
@@ -68,61 +122,39 @@ def _add_errors(api: FastAPI) -> None:
     @api.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}. The routes are at /docs."
-        return json_response(body_for_status(error.status_code, message), error.status_code)
-
-    @api.exception_handler(Exception)
-    async def on_surprise(request: Request, error: Exception) -> Response:
-        return error_response(logged(error, request.url.path))
-
-
-def _add_keys(api: FastAPI, keys: KeyRing) -> None:
-    @api.middleware("http")
-    async def check_key(
-        request: Request, proceed: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        if request.url.path not in _OPEN_PATHS:
-            try:
-                keys.check(request.headers)
-            except HeadraceError as error:
-                return error_response(error)
-        return await proceed(request)
+        body = body_for_status(error.status_code, message)
+        return json_response(body, error.status_code, error.headers)
 
 
 def _add_generation(api: FastAPI, service: GatewayService, settings: GatewaySettings) -> None:
     limits = BodyLimits(max_body_bytes=settings.max_body_bytes)
 
     async def respond(
-        request: Request,
-        endpoint: Endpoint,
-        body: ChatBody | CompletionBody,
-        admitted: Admitted,
+        endpoint: Endpoint, body: ChatBody | CompletionBody, admitted: Admitted
     ) -> Response:
         model = service.model(body.model).id
         writer = AnswerWriter(service, endpoint, admitted, model)
-        if body.stream:
-            response: Response = writer.streamed(
-                include_usage=body.stream_options.include_usage,
-                include_headrace=body.stream_options.include_headrace,
-                keep_alive_s=settings.keepalive_s,
-            )
-        else:
-            response = await writer.whole()
-        response.headers["x-request-id"] = _echoed_id(request, admitted.request.request_id)
-        return response
+        if not body.stream:
+            return await writer.whole()
+        return writer.streamed(
+            include_usage=body.stream_options.include_usage,
+            include_headrace=body.stream_options.include_headrace,
+            keep_alive_s=settings.keepalive_s,
+        )
 
     @api.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions, streamed or whole."""
         body = parse_chat(await _read(request, limits), limits)
-        admitted = service.admit_chat(body, secrets.token_hex(16), _timeout_s(request))
-        return await respond(request, CHAT, body, admitted)
+        admitted = service.admit_chat(body, request.state.request_id, _timeout_s(request))
+        return await respond(CHAT, body, admitted)
 
     @api.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """OpenAI's legacy completions, streamed or whole."""
         body = parse_completion(await _read(request, limits), limits)
-        admitted = service.admit_completion(body, secrets.token_hex(16), _timeout_s(request))
-        return await respond(request, COMPLETION, body, admitted)
+        admitted = service.admit_completion(body, request.state.request_id, _timeout_s(request))
+        return await respond(COMPLETION, body, admitted)
 
     @api.get("/v1/models")
     async def models() -> Response:
@@ -157,10 +189,10 @@ def _add_state(api: FastAPI, service: GatewayService, read_incidents: ReadIncide
         """All incidents, each also as five lines for a person."""
         try:
             found = await read_incidents()
-        except (OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # the call crosses Ray, whose errors share no other base
             raise NoReplicaError(
-                f"The controller cannot be reached ({error}); it is restarted by itself. "
-                "Serving goes on. Ask again in a few seconds."
+                f"The controller cannot be reached ({type(error).__name__}); it restarts by "
+                "itself. Serving goes on. Ask again in a few seconds."
             ) from error
         return json_response(
             {
@@ -190,9 +222,9 @@ async def _read(request: Request, limits: BodyLimits) -> bytes:
 
 
 def _echoed_id(request: Request, fresh: str) -> str:
-    """The id that the answer's header names: the client's own when it sent a sane one.
+    """The id that every answer's header names: the client's own when it sent a sane one.
 
-    Inside, a request always goes by a fresh id. Two live requests may carry the same header, and
+    Inside, a request always goes by the fresh id. Two live requests may carry the same header, and
     must not share a journal's fence, an engine's slot or a verdict.
     """
     given = request.headers.get("x-request-id", "")

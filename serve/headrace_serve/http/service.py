@@ -181,7 +181,7 @@ class GatewayService:
             prompt_ids=prompt_ids,
             sampling=params,
             seed=secrets.randbits(_SEED_BITS) if body.seed is None else body.seed,
-            max_tokens=self._limit(prompt_ids, body.limit_tokens),
+            max_tokens=self._limit(prompt_ids, body),
             stop_ids=self._stop_ids,
             model=self._name,
             fingerprint=self._checkpoint.fingerprint,
@@ -194,20 +194,22 @@ class GatewayService:
             created_s=int(now_s),
         )
 
-    def _limit(self, prompt_ids: tuple[int, ...], asked: int | None) -> int:
+    def _limit(self, prompt_ids: tuple[int, ...], body: ChatBody | CompletionBody) -> int:
         """Output tokens at most: what was asked for, as far as the context has room.
 
         An answer that the context cuts ends with `length`, as one cut by the client's own limit.
         """
+        asked = body.limit_tokens
         room = self._context_tokens - len(prompt_ids)
+        param = "messages" if isinstance(body, ChatBody) else "prompt"
         if not prompt_ids:
-            raise InvalidRequestError("The prompt is empty; send at least one token.", "prompt")
+            raise InvalidRequestError("The prompt is empty; send at least one token.", param)
         if room < 1:
             raise ContextLengthExceededError(
                 f"The prompt has {len(prompt_ids)} tokens and the model's context window is "
                 f"{self._context_tokens} tokens, which leaves no room for an answer. "
                 "Shorten the prompt.",
-                "messages",
+                param,
             )
         return room if asked is None else min(asked, room)
 

@@ -52,7 +52,7 @@ def evaluate(
     """The share of right answers for each skill, those with short answers first.
 
     Args:
-        model: The model; on a GPU its experts run as grouped matrix products.
+        model: The model.
         tokenizer: Its tokenizer.
         material: What the prompts are made of.
         plan: What to evaluate.
@@ -66,16 +66,23 @@ def evaluate(
         if time.time() > deadline_s:
             break
         answers = _answers(model, tokenizer, cases, limit, plan.rounding)
-        marks: dict[str, list[bool]] = {}
-        for case, answer in zip(cases, answers, strict=True):
-            ok = scoring.is_right(case, answer)
-            marks.setdefault(case.skill, []).append(ok)
-            if not ok or len(marks[case.skill]) <= _RIGHT_EXAMPLES:
-                log.append({"ok": ok, **scoring.answered(case, answer)})
-        scores |= {skill: sum(values) / len(values) for skill, values in marks.items()}
+        scores |= _scores(cases, answers, log)
     lines = (json.dumps(row, ensure_ascii=False) for row in log)
     examples.write_text("\n".join(lines), encoding="utf-8")
     return scores
+
+
+def _scores(
+    cases: list[scoring.Case], answers: list[str], log: list[dict[str, object]]
+) -> dict[str, float]:
+    """The share of right answers by skill; adds rows to the log."""
+    marks: dict[str, list[bool]] = {}
+    for case, answer in zip(cases, answers, strict=True):
+        ok = scoring.is_right(case, answer)
+        marks.setdefault(case.skill, []).append(ok)
+        if not ok or len(marks[case.skill]) <= _RIGHT_EXAMPLES:
+            log.append({"ok": ok, **scoring.answered(case, answer)})
+    return {skill: sum(values) / len(values) for skill, values in marks.items()}
 
 
 def _by_limit(

@@ -181,6 +181,7 @@ class Model(nn.Module):
         self.shape = c = shape
         self.embed = _weight(c.vocab, c.hidden)
         self.norm = _ones(c.hidden)
+        # A module list is a sequence of its layers, but its type does not say so.
         self.stack = nn.ModuleList(Layer(c) for _ in range(c.layers))  # type: ignore[assignment]
         freq = 1.0 / c.rope_theta ** (torch.arange(0, c.head_dim, 2).float() / c.head_dim)
         angle = torch.outer(torch.arange(c.context).float(), freq).repeat(1, 2)
