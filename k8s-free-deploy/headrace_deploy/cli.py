@@ -49,7 +49,7 @@ SetOption = Annotated[
 ]
 StateDirOption = Annotated[
     Path | None,
-    typer.Option(help="Folder of incidents, canaries and device locks. [default: ~/.headrace]"),
+    typer.Option(help="Folder of incidents, canaries and device locks. (default: ~/.headrace)"),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -111,14 +111,14 @@ def serve(
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model id that clients ask for.")] = None,
     replicas: Annotated[
-        int | None, typer.Option("--replicas", "-n", help="Engines; one per GPU. [default: 1]")
+        int | None, typer.Option("--replicas", "-n", help="Engines; one per GPU. (default: 1)")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or gpu. [default: auto]")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or gpu. (default: auto)")] = None,
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")
+        str | None, typer.Option(help="Address to listen on. (default: 127.0.0.1)")
     ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "-p", help="Port; 0: any. [default: 8000]")
+        int | None, typer.Option("--port", "-p", help="Port; 0: any. (default: 8000)")
     ] = None,
     api_key: Annotated[
         list[str] | None,

@@ -165,7 +165,7 @@ class LocalNode:
             running = status is not None and status.status == "RUNNING"
             ready, why = self._readiness() if running else (False, "")
             line = why or (describe(status) if status is not None else "Ray Serve starts")
-            if line != last:
+            if line != last and not ready:
                 last = line
                 report(line)
             return ready
@@ -268,6 +268,11 @@ class LocalNode:
             return False, f"/readyz: {error}"
         if answer.status_code == httpx.codes.OK:
             return True, ""
+        if answer.headers.get("content-type", "").startswith("application/json"):
+            return (
+                False,
+                f"/readyz {answer.status_code}: {answer.json().get('reason', 'no reason')}",
+            )
         return False, f"/readyz {answer.status_code}: {shorten(answer.text, 160)}"
 
     def _failed(self, message: str) -> LaunchError:

@@ -96,7 +96,7 @@ def exposure_warning(settings: Settings) -> str:
         return ""
     return (
         f"The gateway listens on {host}, beyond this machine, and takes requests without a key. "
-        f"Whoever reaches port {settings.gateway.port} can use the model. Set {KEY_VARIABLE} "
+        f"Whoever reaches it can use the model. Set {KEY_VARIABLE} "
         "(or gateway.api_keys), or stay on 127.0.0.1."
     )
 

@@ -6,14 +6,16 @@ wrong in an attempt, a plan says.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final, Literal
 
 from headrace_replicas.contract.clock import Clock
-from headrace_replicas.contract.fleet import AttemptFailed, Notice, ReplicaState, RequestMoved
+from headrace_replicas.contract.errors import InvalidRequestError
+from headrace_replicas.contract.fleet import ReplicaState
 from headrace_replicas.contract.requests import (
     FinishReason,
     GenerateRequest,
@@ -22,32 +24,29 @@ from headrace_replicas.contract.requests import (
     TokenLogprob,
     Usage,
 )
-from headrace_replicas.contract.settings import FailoverSettings
 from headrace_serve.board import Board
 from headrace_serve.routing import pick
-from headrace_serve.token_stream import AttemptLostError, GapsOfProcess, StreamParts
+from headrace_serve.token_stream import AttemptLostError
 from tests.support.fleet import snapshot
-from tests.support.virtual_time import VirtualClock
 
 Model = Callable[[GenerateRequest, tuple[int, ...]], int | None]
 """The next token after this output; None where the model ends by itself."""
 
 FaultKind = Literal[
-    # These end the attempt.
     "die",
     "engine_fault",
     "refuse_weights",
     "end_cleanly",
     "cancelled_inside",
     "stall",
+    "never_accept",
     "contradict",
     "leave_gap",
-    "never_accept",
-    # These do no harm.
     "pause",
     "duplicate",
     "overlap",
     "late_chunk",
+    "refuse_request",
 ]
 
 LOSSES: Final[tuple[FaultKind, ...]] = (
@@ -57,11 +56,14 @@ LOSSES: Final[tuple[FaultKind, ...]] = (
     "end_cleanly",
     "cancelled_inside",
     "stall",
+    "never_accept",
     "contradict",
     "leave_gap",
-    "never_accept",
 )
+"""Faults that end their attempt."""
+
 HARMLESS: Final[tuple[FaultKind, ...]] = ("pause", "duplicate", "overlap", "late_chunk")
+"""Faults that an attempt survives."""
 
 _ROUTER_PAUSE_S: Final = 0.05
 
@@ -98,12 +100,12 @@ class Pace:
 
     Attributes:
         accept_s: From the claim to the first chunk, which says that the replica has the request.
-        prefill_s: From there to the first token.
-        sign_s: Between two signs of life during prefill.
+        prefill_s: From there to the first token's step.
+        sign_s: Between two signs of life during prefill, at most.
         token_s: For each token.
         chunk_tokens: Tokens that travel together.
         finish_apart: Whether the finish comes in a chunk of its own.
-        close_s: How long a generator needs to end when it is told to.
+        close_s: How long a call needs to end when it is taken back.
     """
 
     accept_s: float = 0.002
@@ -133,13 +135,144 @@ def speaking_model(ids: Iterable[int]) -> Model:
     return lambda _request, output: answer[len(output)] if len(output) < len(answer) else None
 
 
-def logprob_of(request: GenerateRequest, position: int, token: int) -> TokenLogprob:
-    """A known log probability for each token and place."""
-    alternatives = request.sampling.logprobs or 0
-    return TokenLogprob(
-        token_id=token,
-        logprob=-token / 1000 - position / 10,
-        top=tuple((token + rank, -float(rank)) for rank in range(alternatives)),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """After a while a chunk arrives, or else an error, or else the end of the stream."""
+
+    after_s: float
+    chunk: TokenChunk | None = None
+    error: BaseException | None = None
+
+
+class _Script:
+    """One replica's work on one attempt, step by step."""
+
+    def __init__(
+        self, request: GenerateRequest, model: Model, pace: Pace, fault: Fault | None
+    ) -> None:
+        self._request = request
+        self._model = model
+        self._pace = pace
+        self._fault = fault
+        self._output = request.output_ids
+        self._sent = len(self._output)
+
+    def steps(self) -> Iterator[_Step]:
+        """Everything that arrives if nobody takes the call back."""
+        never = self._fault is not None and self._fault.kind == "never_accept"
+        yield _Step(after_s=math.inf if never else self._pace.accept_s, chunk=self._sign())
+        if not self._output:
+            yield from self._fault_if_due()
+        signs = math.ceil(self._pace.prefill_s / self._pace.sign_s)
+        for _ in range(signs):
+            yield _Step(after_s=self._pace.prefill_s / signs, chunk=self._sign())
+        yield from self._fault_if_due()
+        while (finish := self._finish()) is None:
+            self._output = (*self._output, self._next_token())
+            full = len(self._output) - self._sent >= self._pace.chunk_tokens
+            yield _Step(after_s=self._pace.token_s, chunk=self._unsent() if full else self._sign())
+            yield from self._fault_if_due()
+        if self._pace.finish_apart and self._sent < len(self._output):
+            yield _Step(after_s=0, chunk=self._unsent())
+        yield _Step(after_s=0, chunk=self._unsent(finish))
+
+    def _fault_if_due(self) -> Iterator[_Step]:
+        fault = self._fault
+        if fault is None or len(self._output) < fault.at:
+            return
+        self._fault = None
+        if self._sent < len(self._output):
+            yield _Step(after_s=0, chunk=self._unsent())
+        if fault.kind == "pause":
+            yield _Step(after_s=fault.for_s, chunk=self._sign())
+        elif fault.kind in ("duplicate", "overlap", "late_chunk", "contradict", "leave_gap"):
+            yield from (_Step(after_s=0, chunk=chunk) for chunk in self._odd_chunks(fault.kind))
+        else:
+            yield self._loss(fault.kind)
+
+    def _loss(self, kind: FaultKind) -> _Step:
+        match kind:
+            case "die":
+                return _Step(after_s=0, error=AttemptLostError("died", "ActorUnavailableError"))
+            case "engine_fault":
+                return _Step(after_s=0, error=AttemptLostError("faulted", "GPU Timeout Error"))
+            case "refuse_weights":
+                return _Step(after_s=0, error=AttemptLostError("mismatch", "other weights"))
+            case "cancelled_inside":
+                return _Step(after_s=0, error=asyncio.CancelledError())
+            case "refuse_request":
+                return _Step(after_s=0, error=InvalidRequestError("It cannot run. Change it."))
+            case "end_cleanly":
+                return _Step(after_s=0)
+            case _:
+                return _Step(after_s=math.inf)
+
+    def _odd_chunks(self, kind: FaultKind) -> tuple[TokenChunk, ...]:
+        held = len(self._output)
+        last = self._chunk(max(0, held - 2), self._output[-2:])
+        match kind:
+            case "duplicate":
+                return (last, last)
+            case "overlap":
+                self._output += () if self._finish() else (self._next_token(),)
+                self._sent = len(self._output)
+                return (self._chunk(max(0, held - 3), self._output[max(0, held - 3) :]),)
+            case "late_chunk":
+                late = self._chunk(held, (7,))
+                return (replace(late, attempt=late.attempt - 1),)
+            case "contradict" if held:
+                return (self._chunk(held - 1, (self._output[-1] + 1,)),)
+            case _:
+                return (self._chunk(held + 1, (7,)),)
+
+    def _finish(self) -> FinishReason | None:
+        if len(self._output) >= self._request.max_tokens:
+            return "length"
+        return "stop" if self._model(self._request, self._output) is None else None
+
+    def _next_token(self) -> int:
+        token = self._model(self._request, self._output)
+        assert token is not None
+        return token
+
+    def _sign(self) -> TokenChunk:
+        progress = Progress(engine_steps=1, prefill_done_tokens=1, prefill_total_tokens=2)
+        return replace(self._chunk(self._sent, ()), progress=progress)
+
+    def _unsent(self, finish: FinishReason | None = None) -> TokenChunk:
+        position, self._sent = self._sent, len(self._output)
+        return self._chunk(position, self._output[position:], finish)
+
+    def _chunk(
+        self, position: int, ids: tuple[int, ...], finish: FinishReason | None = None
+    ) -> TokenChunk:
+        usage = Usage(
+            prompt_tokens=len(self._request.prompt_ids), completion_tokens=position + len(ids)
+        )
+        return TokenChunk(
+            request_id=self._request.request_id,
+            attempt=self._request.attempt,
+            position=position,
+            ids=ids,
+            logprobs=_logprobs(self._request, position, ids),
+            finish_reason=finish,
+            usage=usage if finish else None,
+        )
+
+
+def _logprobs(
+    request: GenerateRequest, position: int, ids: tuple[int, ...]
+) -> tuple[TokenLogprob, ...]:
+    count = request.sampling.logprobs
+    if count is None:
+        return ()
+    return tuple(
+        TokenLogprob(
+            token_id=token,
+            logprob=-token / 1000 - place / 10,
+            top=tuple((token + rank, -float(rank)) for rank in range(count)),
+        )
+        for place, token in enumerate(ids, start=position)
     )
 
 
@@ -156,7 +289,7 @@ class ScriptedFleet:
 
     Attributes:
         attempts: (replica, request) of every attempt that a replica got, in order.
-        open_attempts: Attempts whose generator has begun and not ended.
+        open_calls: Calls of `generate` that have begun and not ended.
     """
 
     def __init__(
@@ -167,186 +300,75 @@ class ScriptedFleet:
         model: Model,
         pace: Pace,
         plan: Plan,
-        names: Iterable[str] = ("a", "b", "c"),
+        names: Iterable[str],
     ) -> None:
         self._board = board
         self._clock = clock
         self._model = model
         self._pace = pace
-        self.plan = plan
-        self._states = dict.fromkeys(names, ReplicaState.READY)
+        self._plan = plan
+        self._names = frozenset(names)
         self._sequence = 0
         self.attempts: list[tuple[str, GenerateRequest]] = []
-        self.open_attempts = 0
+        self.open_calls = 0
         self._announce()
 
     def appear(self, *names: str) -> None:
         """These replicas are listed from now on, and ready."""
-        self._states |= dict.fromkeys(names, ReplicaState.READY)
+        self._names |= set(names)
         self._announce()
 
     def vanish(self, *names: str) -> None:
         """These replicas are listed no more."""
-        for name in names:
-            del self._states[name]
+        self._names -= set(names)
         self._announce()
-
-    def _announce(self) -> None:
-        self._sequence += 1
-        now_s = self._clock.now_s()
-        snapshots = [
-            snapshot(
-                name, state=state, sequence=self._sequence, at_s=now_s, last_progress_s=now_s
-            )
-            for name, state in self._states.items()
-        ]
-        self._board.members_seen(frozenset(self._states), snapshots)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Run one attempt; see `Replicas.generate`."""
         async with self._counted():
             self.attempts.append((await self._route(request), request))
-            fault = self.plan(request)
-            if fault is not None and fault.kind == "never_accept":
-                await _for_ever()
-            async with aclosing(self._work(request, fault)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            for step in _Script(request, self._model, self._pace, self._plan(request)).steps():
+                await _pause(step.after_s)
+                if step.error is not None:
+                    raise step.error
+                if step.chunk is None:
+                    return
+                yield step.chunk
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None, None]:
-        self.open_attempts += 1
+        self.open_calls += 1
         try:
             yield
         finally:
-            if self._pace.close_s:
-                await asyncio.sleep(self._pace.close_s)
-            self.open_attempts -= 1
+            await asyncio.sleep(self._pace.close_s)
+            self.open_calls -= 1
 
     async def _route(self, request: GenerateRequest) -> str:
         while True:
             self._announce()
-            now_s = self._clock.now_s()
-            names = sorted(self._states)
+            names, now_s = sorted(self._names), self._clock.now_s()
             decision = pick(self._board.candidates(names), self._board.ask_for(request, now_s))
             if decision.ranked:
                 self._board.claim(request, decision.ranked[0], now_s)
                 return decision.ranked[0]
             await asyncio.sleep(_ROUTER_PAUSE_S)
 
-    async def _work(
-        self, request: GenerateRequest, fault: Fault | None
-    ) -> AsyncGenerator[TokenChunk, None]:
-        await asyncio.sleep(self._pace.accept_s)
-        yield _chunk(request, len(request.output_ids), progress=True)
-        if fault is not None and fault.at <= len(request.output_ids) == 0:
-            async for chunk in self._go_wrong(request, (), fault):
-                yield chunk
-            fault = None
-        left_s = self._pace.prefill_s
-        while left_s > 0:
-            await asyncio.sleep(min(self._pace.sign_s, left_s))
-            left_s -= self._pace.sign_s
-            yield _chunk(request, len(request.output_ids), progress=True)
-        output, sent = request.output_ids, len(request.output_ids)
-        while True:
-            if fault is not None and len(output) >= fault.at:
-                if sent < len(output):
-                    yield _chunk(request, sent, output[sent:])
-                    sent = len(output)
-                async for chunk in self._go_wrong(request, output, fault):
-                    yield chunk
-                fault = None
-            finish = self._finish(request, output)
-            if finish is not None:
-                if sent < len(output) and self._pace.finish_apart:
-                    yield _chunk(request, sent, output[sent:])
-                    sent = len(output)
-                yield _chunk(request, sent, output[sent:], finish=finish)
-                return
-            await asyncio.sleep(self._pace.token_s)
-            output = (*output, self._token(request, output))
-            if len(output) - sent >= self._pace.chunk_tokens:
-                yield _chunk(request, sent, output[sent:])
-                sent = len(output)
-
-    def _finish(self, request: GenerateRequest, output: tuple[int, ...]) -> FinishReason | None:
-        if len(output) >= request.max_tokens:
-            return "length"
-        return "stop" if self._model(request, output) is None else None
-
-    def _token(self, request: GenerateRequest, output: tuple[int, ...]) -> int:
-        token = self._model(request, output)
-        assert token is not None
-        return token
-
-    async def _go_wrong(  # noqa: C901  one case for each kind of fault
-        self, request: GenerateRequest, output: tuple[int, ...], fault: Fault
-    ) -> AsyncGenerator[TokenChunk, None]:
-        held = len(output)
-        match fault.kind:
-            case "die":
-                raise AttemptLostError("died", "ActorUnavailableError: the replica is gone")
-            case "engine_fault":
-                raise AttemptLostError("faulted", "kIOGPUCommandBufferCallbackErrorTimeout")
-            case "refuse_weights":
-                raise AttemptLostError("mismatch", "other weights")
-            case "end_cleanly":
-                raise _EndedCleanly
-            case "cancelled_inside":
-                raise asyncio.CancelledError
-            case "stall" | "never_accept":
-                await _for_ever()
-            case "contradict":
-                wrong = 7 if held == 0 or output[-1] != 7 else 8
-                if held == 0:
-                    raise AttemptLostError("mismatch", "other weights")
-                yield _chunk(request, held - 1, (wrong,))
-            case "leave_gap":
-                yield _chunk(request, held + 1, (7,))
-            case "pause":
-                await asyncio.sleep(fault.for_s)
-            case "duplicate":
-                yield _chunk(request, max(0, held - 2), output[-2:])
-                yield _chunk(request, max(0, held - 2), output[-2:])
-            case "overlap":
-                more = () if self._finish(request, output) else (self._token(request, output),)
-                yield _chunk(request, max(0, held - 3), (*output[-3:], *more))
-            case "late_chunk":
-                yield replace(_chunk(request, held, (7,)), attempt=request.attempt - 1)
+    def _announce(self) -> None:
+        """Fresh snapshots, as Ray Serve carries them to every router all the time."""
+        self._sequence += 1
+        now_s = self._clock.now_s()
+        told = {
+            "state": ReplicaState.READY,
+            "sequence": self._sequence,
+            "at_s": now_s,
+            "last_progress_s": now_s,
+        }
+        self._board.members_seen(self._names, [snapshot(name, **told) for name in self._names])
 
 
-class _EndedCleanly(Exception):
-    """Ends a scripted attempt as a transport does that lost its other side without noticing."""
-
-
-async def _for_ever() -> None:
-    await asyncio.get_running_loop().create_future()
-
-
-def _chunk(
-    request: GenerateRequest,
-    position: int,
-    ids: tuple[int, ...] = (),
-    *,
-    finish: FinishReason | None = None,
-    progress: bool = False,
-) -> TokenChunk:
-    usage = Usage(
-        prompt_tokens=len(request.prompt_ids), completion_tokens=position + len(ids)
-    )
-    logprobs = tuple(
-        logprob_of(request, place, token) for place, token in enumerate(ids, start=position)
-    )
-    return TokenChunk(
-        request_id=request.request_id,
-        attempt=request.attempt,
-        position=position,
-        ids=ids,
-        logprobs=logprobs if request.sampling.logprobs is not None else (),
-        finish_reason=finish,
-        usage=None if finish is None else usage,
-        progress=Progress(engine_steps=1, prefill_done_tokens=0, prefill_total_tokens=1)
-        if progress
-        else None,
-    )
+async def _pause(for_s: float) -> None:
+    if math.isinf(for_s):
+        await asyncio.get_running_loop().create_future()
+    elif for_s:
+        await asyncio.sleep(for_s)
