@@ -18,6 +18,7 @@ from headrace_replicas.contract.fleet import (
     ReplicaStatus,
 )
 from headrace_replicas.contract.requests import GenerateRequest
+from headrace_replicas.contract.settings import FleetSettings
 from headrace_serve.routing import Candidate, RouteAsk, pick
 
 AttemptKey = tuple[str, int, int]
@@ -59,9 +60,14 @@ def _newer(held: ReplicaStatus | None, said: ReplicaStatus) -> ReplicaStatus:
 
 
 class Board:
-    """The process-wide table. Every method takes the lock once and does no I/O."""
+    """The process-wide table. Every method takes the lock once and does no I/O.
+
+    Attributes:
+        stale_s: A snapshot older than this is no sign of life; set from the fleet's settings.
+    """
 
     def __init__(self) -> None:
+        self.stale_s = FleetSettings().snapshot_stale_s
         self._lock = threading.Lock()
         self._snapshots: dict[str, ReplicaSnapshot] = {}
         self._members: frozenset[str] = frozenset()
@@ -215,6 +221,7 @@ class Board:
             avoid=self.failed_on(request.request_id),
             now_s=now_s,
             tiebreak=request.seed,
+            stale_s=self.stale_s,
         )
 
     def has_another(self, request: GenerateRequest, holder: str | None, now_s: float) -> bool:

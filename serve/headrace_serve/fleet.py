@@ -72,7 +72,7 @@ def step(
     after = _heard(state, moment)
     if not _only_figures(state, after, notice):
         after = _settled(after, moment)
-    if after.replicas == state.replicas:
+    if after is state:
         return state, ()
     after = replace(after, version=state.version + 1)
     return after, _effects_between(state, after)

@@ -28,6 +28,7 @@ class Gateway:
 
     def __init__(self, settings: Mapping[str, Any], engines: DeploymentHandle[Any]) -> None:
         self._settings = Settings.model_validate(settings)
+        board.BOARD.stale_s = self._settings.fleet.snapshot_stale_s
         self._link = FleetLink()
         self._engines = engines
         model = self._settings.model

@@ -89,6 +89,7 @@ class Answer:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     usage: Usage | None = None
+    # When each piece came, and how many tokens were there then; the finish counts as one.
     arrivals: list[tuple[float, int]] = field(default_factory=list, compare=False)
 
 
@@ -131,7 +132,8 @@ class Scene:
                 seen.ids += accepted.ids
                 seen.logprobs += accepted.logprobs
                 seen.finish, seen.usage = accepted.finish_reason, accepted.usage
-                seen.arrivals.append((self.clock.monotonic_s(), len(seen.ids)))
+                parts = len(seen.ids) + (seen.finish is not None)
+                seen.arrivals.append((self.clock.monotonic_s(), parts))
         return seen
 
     @property
@@ -178,11 +180,9 @@ def check_notices(scene: Scene) -> None:
         replica, attempt = attempts[notice.attempt - 1]
         assert notice.to_replica == replica
         assert notice.replayed_tokens == len(attempt.output_ids)
-        before_s = max(
-            (at_s for at_s, count in scene.seen.arrivals if count <= len(attempt.output_ids)),
-            default=0.0,
-        )
-        after_s = min(at_s for at_s, _ in scene.seen.arrivals if at_s > before_s)
+        until = sum(1 for _, held in scene.seen.arrivals if held <= notice.replayed_tokens)
+        before_s = scene.seen.arrivals[until - 1][0] if until else 0.0
+        after_s = scene.seen.arrivals[until][0]
         assert notice.gap_s == pytest.approx(after_s - before_s)
 
 

@@ -183,6 +183,20 @@ def test_the_lost_are_forgotten_once_made_up_for() -> None:
     assert list(fleet_.state.replicas) == ["a2"]
 
 
+def test_a_lost_replica_that_is_still_listed_is_not_forgotten() -> None:
+    """Forgotten, a dead replica that Ray Serve still lists would come back as a new one."""
+    fleet_ = Fleet()
+    fleet_.make_ready("a", "b")
+    fleet_.lose_attempt("a", "died")
+    fleet_.make_ready("a", "b", "spare")
+    fleet_.tick(LOST_KEPT_S + 1.0)
+    fleet_.members("a", "b", "spare")
+    assert fleet_.state_of("a") is LOST
+    fleet_.members("b", "spare")
+    fleet_.tick()
+    assert set(fleet_.state.replicas) == {"b", "spare"}
+
+
 def test_a_crash_loop_does_not_fill_the_memory() -> None:
     """However many replicas die before any is ready, a bounded number is remembered."""
     fleet_ = Fleet(PATIENT)

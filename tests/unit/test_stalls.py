@@ -46,6 +46,13 @@ def test_a_gap_like_one_of_the_last_64_is_no_stall(
     assert deadline_after(*before_s, *recent_s) > max(recent_s)
 
 
+def test_one_long_gap_is_remembered_for_64_gaps() -> None:
+    """Among steady short gaps a rare long one is still expected when the next is due."""
+    steady = [0.03] * 100
+    assert deadline_after(*steady) < 1.0
+    assert deadline_after(*steady, 5.0, *[0.03] * 63) > 5.0
+
+
 @given(st.floats(min_value=0.001, max_value=10.0), st.lists(gaps, max_size=5))
 def test_a_steady_stream_brings_the_deadline_down(gap_s: float, before_s: list[float]) -> None:
     """After enough equal gaps the deadline is the floor and three of them, whatever was before."""
