@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headrace_replicas.contract.errors import (
     DeadlineExceededError,
     EngineFaultError,
+    ExpertReadError,
     HeadraceError,
     NoReplicaError,
     ReplicaLostError,
@@ -99,7 +100,7 @@ def failure_of(error: HeadraceError) -> AttemptFailure | None:
     match error:
         case WeightsMismatchError():
             return "mismatch"
-        case EngineFaultError():
+        case EngineFaultError() | ExpertReadError():
             return "faulted"
         case ReplicaLostError():
             return "died"

@@ -7,12 +7,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
-from headrace_replicas.contract.errors import (
-    EngineFaultError,
-    HeadraceError,
-    WeightsMismatchError,
-)
+from headrace_replicas.contract.errors import HeadraceError
 from headrace_replicas.contract.requests import GenerateRequest, ProbeRequest, TokenChunk
+from headrace_serve.failover import failure_of
 from headrace_serve.token_stream import AttemptLostError
 
 
@@ -34,12 +31,11 @@ class RayReplicas:
         try:
             async for chunk in stream:
                 yield chunk
-        except WeightsMismatchError as error:
-            raise AttemptLostError("mismatch", str(error)) from error
-        except EngineFaultError as error:
-            raise AttemptLostError("faulted", str(error)) from error
-        except HeadraceError:
-            raise
+        except HeadraceError as error:
+            failure = failure_of(error)
+            if failure is None:
+                raise
+            raise AttemptLostError(failure, str(error)) from error
         except RayActorError as error:
             raise AttemptLostError("died", _first_line(error)) from error
         except (RayTaskError, RayServeException) as error:

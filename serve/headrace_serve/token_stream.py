@@ -66,8 +66,15 @@ class GapsOfProcess:
         self._gaps = stalls.observe_phase(self._gaps, phase, gap_s)
 
     def deadline_s(self, phase: stalls.Phase) -> float:
-        """Seconds of silence that count as a stall."""
-        return stalls.phase_deadline_s(self._gaps, phase, self._settings)
+        """Seconds of silence that count as a stall.
+
+        Before the first token what was learned can only lengthen it: the steps of a prefill are
+        as long as its prompt makes them, and a longer prompt than any so far is no stall.
+        """
+        learned_s = stalls.phase_deadline_s(self._gaps, phase, self._settings)
+        if phase == "decode":
+            return learned_s
+        return max(learned_s, stalls.phase_deadline_s(stalls.PhaseGaps(), phase, self._settings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,11 +270,11 @@ class TokenStream:
                 f"The request's deadline passed after {self._journal.delivered} tokens. "
                 "Send it again with a longer timeout."
             )
-        silence_s = self._parts.clock.monotonic_s() - self._quiet_since_s
-        patience_s = self._patience_s()
-        if silence_s < patience_s:
-            return min(left_s, patience_s - silence_s)
-        self._judge_silence(silence_s)
+        now_s = self._parts.clock.monotonic_s()
+        limit_s = self._quiet_since_s + self._patience_s()
+        if now_s < limit_s:
+            return min(left_s, limit_s - now_s)
+        self._judge_silence(now_s - self._quiet_since_s)
         return left_s
 
     def _patience_s(self) -> float:

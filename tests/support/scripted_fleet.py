@@ -7,7 +7,7 @@ wrong in an attempt, a plan says.
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -66,6 +66,14 @@ HARMLESS: Final[tuple[FaultKind, ...]] = ("pause", "duplicate", "overlap", "late
 """Faults that an attempt survives."""
 
 _ROUTER_PAUSE_S: Final = 0.05
+# A fault that is not here and does not wait for ever just ends the stream.
+_ERRORS: Final[Mapping[FaultKind, Callable[[], BaseException]]] = {
+    "die": lambda: AttemptLostError("died", "ActorUnavailableError"),
+    "engine_fault": lambda: AttemptLostError("faulted", "GPU Timeout Error"),
+    "refuse_weights": lambda: AttemptLostError("mismatch", "other weights"),
+    "cancelled_inside": asyncio.CancelledError,
+    "refuse_request": lambda: InvalidRequestError("It cannot run. Change it."),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,21 +199,9 @@ class _Script:
             yield self._loss(fault.kind)
 
     def _loss(self, kind: FaultKind) -> _Step:
-        match kind:
-            case "die":
-                return _Step(after_s=0, error=AttemptLostError("died", "ActorUnavailableError"))
-            case "engine_fault":
-                return _Step(after_s=0, error=AttemptLostError("faulted", "GPU Timeout Error"))
-            case "refuse_weights":
-                return _Step(after_s=0, error=AttemptLostError("mismatch", "other weights"))
-            case "cancelled_inside":
-                return _Step(after_s=0, error=asyncio.CancelledError())
-            case "refuse_request":
-                return _Step(after_s=0, error=InvalidRequestError("It cannot run. Change it."))
-            case "end_cleanly":
-                return _Step(after_s=0)
-            case _:
-                return _Step(after_s=math.inf)
+        if kind in ("stall", "never_accept"):
+            return _Step(after_s=math.inf)
+        return _Step(after_s=0, error=_ERRORS[kind]() if kind in _ERRORS else None)
 
     def _odd_chunks(self, kind: FaultKind) -> tuple[TokenChunk, ...]:
         held = len(self._output)
@@ -341,8 +337,10 @@ class ScriptedFleet:
         try:
             yield
         finally:
-            await asyncio.sleep(self._pace.close_s)
-            self.open_calls -= 1
+            try:
+                await asyncio.sleep(self._pace.close_s)
+            finally:
+                self.open_calls -= 1
 
     async def _route(self, request: GenerateRequest) -> str:
         while True:

@@ -133,6 +133,16 @@ class CheckpointError(HeadraceError):
     code = "checkpoint_invalid"
 
 
+class ExpertReadError(HeadraceError):
+    """An expert's bytes could not be read from the checkpoint's files; the message names the file.
+
+    Another host's copy may be whole, so the request may go on there.
+    """
+
+    code = "expert_unreadable"
+    retryable = True
+
+
 class BackendMissingError(HeadraceError):
     """MLX has no backend on this machine; the message names the extra to install."""
 

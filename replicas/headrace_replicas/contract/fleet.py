@@ -47,7 +47,8 @@ class ReplicaSnapshot:
         kv_cache_usage_ratio: Share of the KV budget in use, 0 to 1.
         expert_hit_ratio: Share of expert uses found in memory, 0 to 1 (1 when resident).
         step_rate: Output tokens per second over the last busy seconds; 0 when never busy.
-        engine_steps: Steps finished since the engine started.
+        engine_steps: Marks of progress since the engine started: finished steps, and arrivals of
+            experts inside a step.
         last_progress_s: Wall-clock second of the last finished step or read.
         pid: The engine's process id on its host.
         host: The host's label.

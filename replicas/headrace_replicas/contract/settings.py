@@ -67,6 +67,15 @@ class EngineSettings(Section):
         "of the CPU of one message per token).",
     )
     flush_tokens: Count = Field(default=8, description="Tokens that travel together at most.")
+    slots: str = Field(
+        default="auto",
+        pattern=r"^(auto|all|\d+(\.\d+)?(%|MB|GB|MiB|GiB))$",
+        description="Experts in memory: `all` (resident), a share of them (`25%`), a budget in "
+        "bytes (`8GiB`), or `auto`: all if they fit into this host's memory, else what does.",
+    )
+    read_workers: Count = Field(
+        default=12, description="Expert reads under way at a time; 8 to 16 keep an SSD busy."
+    )
     cache_limit_bytes: int = Field(
         default=512 * 1024 * 1024,
         ge=0,

@@ -1,4 +1,4 @@
-"""Loads a checked checkpoint into MLX, resident: every weight is in memory before this returns.
+"""Loads a checked checkpoint into MLX: what is resident is in memory before this returns.
 
 The order keeps one promise of the engine: no byte is read while a GPU command buffer waits for
 it. Files are read, and mlx-lm's rearranging of them computed, on the CPU device; only then does
@@ -12,15 +12,23 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
+from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import CheckpointError, SettingsError
 from headrace_replicas.contract.requests import CheckpointIdentity
 from headrace_replicas.engine.backend import missing_backend, mx
 from headrace_replicas.engine.checkpoint import Checkpoint
+from headrace_replicas.engine.experts.install import StreamedModel, stream_experts
+from headrace_replicas.engine.experts.provenance import Provenance
+from headrace_replicas.engine.experts.seam import expert_layers
+from headrace_replicas.engine.experts.store import ExpertStore
 from headrace_replicas.engine.json_files import some_of
+from headrace_replicas.engine.safetensors_header import read_header
 
 # isort: split
 # These import MLX themselves: they come after the import that explains a missing backend.
@@ -61,6 +69,7 @@ class LoadedModel:
         identity: What another replica must share for a stream to move there.
         device: Where it computes.
         dtype: What it computes in, as MLX names it (`float32`).
+        streamed: What streams its experts; None when they are resident.
     """
 
     model: Module
@@ -68,28 +77,85 @@ class LoadedModel:
     identity: CheckpointIdentity
     device: Literal["cpu", "gpu"]
     dtype: str
+    streamed: StreamedModel | None = None
 
 
-def load(checkpoint: Checkpoint, *, device: DeviceChoice, dtype: DtypeChoice) -> LoadedModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How experts are streamed.
+
+    Attributes:
+        slots: Experts of a layer in memory at a time; layers with no more stay resident.
+        workers: Reads under way at a time.
+        clock: Time source.
+        on_progress: Called on the engine thread whenever experts have arrived.
+    """
+
+    slots: int
+    workers: int
+    clock: Clock
+    on_progress: Callable[[], None]
+
+
+def load(
+    checkpoint: Checkpoint,
+    *,
+    device: DeviceChoice,
+    dtype: DtypeChoice,
+    streaming: Streaming | None = None,
+) -> LoadedModel:
     """Load all weights, and make the chosen device the calling thread's default.
 
+    Args:
+        checkpoint: A checked one.
+        device: Where to compute.
+        dtype: What to compute in.
+        streaming: How experts are streamed; None reads them all now.
+
     Raises:
-        CheckpointError: The tensors are not those that the model class wants; it names them.
+        CheckpointError: The tensors are not those that the model class wants; it names them. Or
+            experts are to be streamed that cannot be read from the files as they are.
         BackendMissingError: A GPU is asked for and MLX has none.
         SettingsError: The environment asks for a mode of MLX that can hang a GPU.
     """
     refuse_spinning_sync(os.environ)
     chosen = choose_device(device)
-    model = load_lazily(checkpoint)
+    choice: DtypeChoice = "float32" if dtype == "auto" and chosen == "cpu" else dtype
+    provenance = None if streaming is None else Provenance()
+    model = load_lazily(checkpoint, provenance)
+    streamed = None
+    if streaming is not None and provenance is not None:
+        streamed = _stream(model, checkpoint, streaming, provenance, choice)
+        provenance.forget()
     read_weights(model, checkpoint)
     mx.set_default_device(mx.gpu if chosen == "gpu" else mx.cpu)
-    computed = cast(model, "float32" if dtype == "auto" and chosen == "cpu" else dtype)
+    computed = cast(model, choice)
     return LoadedModel(
         model=model,
         checkpoint=checkpoint,
         identity=identify(checkpoint, device=chosen, dtype=computed),
         device=chosen,
         dtype=computed,
+        streamed=streamed,
+    )
+
+
+def _stream(
+    model: Module,
+    checkpoint: Checkpoint,
+    streaming: Streaming,
+    provenance: Provenance,
+    dtype: DtypeChoice,
+) -> StreamedModel:
+    return stream_experts(
+        expert_layers(model),
+        store=ExpertStore([read_header(shard) for shard in checkpoint.shards]),
+        provenance=provenance,
+        slots=streaming.slots,
+        dtype_of=computed_dtype(model, dtype),
+        workers=streaming.workers,
+        clock=streaming.clock,
+        on_progress=streaming.on_progress,
     )
 
 
@@ -129,8 +195,12 @@ def identify(checkpoint: Checkpoint, *, device: str, dtype: str) -> CheckpointId
     )
 
 
-def load_lazily(checkpoint: Checkpoint) -> Module:
+def load_lazily(checkpoint: Checkpoint, provenance: Provenance | None = None) -> Module:
     """Build the model and bind every tensor to it; no tensor data is read yet.
+
+    Args:
+        checkpoint: A checked one.
+        provenance: Filled with what each array was made of, if given.
 
     Raises:
         CheckpointError: Tensors are missing, unexpected or of another shape, or the config is
@@ -138,10 +208,30 @@ def load_lazily(checkpoint: Checkpoint) -> Module:
     """
     try:
         with mx.stream(mx.cpu), _folder_for_mlx_lm(checkpoint) as folder:
-            model: Module = load_model(folder, lazy=True, strict=True)[0]
+            classes = partial(_model_classes, provenance=provenance)
+            model: Module = load_model(folder, lazy=True, strict=True, get_model_classes=classes)[0]
     except _LOAD_ERRORS as error:
         raise CheckpointError(_explain(error, checkpoint)) from error
     return model
+
+
+def _model_classes(
+    config: dict[str, Any], *, provenance: Provenance | None
+) -> tuple[type[Module], type]:
+    """mlx-lm's choice of classes for a config, watched while it rearranges the tensors."""
+    choose = signature(load_model).parameters["get_model_classes"].default
+    model_class, arguments_class = choose(config)
+    if provenance is None:
+        return model_class, arguments_class
+    sanitize = getattr(model_class, "sanitize", lambda _model, weights: weights)
+
+    def watched(model: Module, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        provenance.note_checkpoint(weights)
+        with provenance.watching_stacks():
+            sanitized: dict[str, mx.array] = sanitize(model, weights)
+        return sanitized
+
+    return type(model_class.__name__, (model_class,), {"sanitize": watched}), arguments_class
 
 
 def read_weights(model: Module, checkpoint: Checkpoint) -> None:
@@ -179,21 +269,32 @@ def cast(model: Module, dtype: DtypeChoice) -> str:
     """
     if dtype == "auto":
         return _most_common_dtype(model)
-    target: mx.Dtype = getattr(mx, dtype)
-    narrow = target != mx.float32
-    keep: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _: True)
+    wanted = computed_dtype(model, dtype)
 
     def convert(path: str, array: mx.array) -> mx.array:
-        exempt = narrow and (path.endswith("global_scale") or not keep(path))
-        return (
-            array if exempt or not mx.issubdtype(array.dtype, mx.floating) else array.astype(target)
-        )
+        target = wanted(path, array.dtype)
+        return array if target == array.dtype else array.astype(target)
 
     model.update(tree_map_with_path(convert, _parameters(model)))
     mx.eval(_parameters(model))
     if dtype == "float16":
         _refuse_overflow(model)
     return dtype
+
+
+def computed_dtype(model: Module, dtype: DtypeChoice) -> Callable[[str, mx.Dtype], mx.Dtype]:
+    """What `cast` turns a parameter into, by its path and its type as loaded."""
+    if dtype == "auto":
+        return lambda _path, loaded: loaded
+    target: mx.Dtype = getattr(mx, dtype)
+    narrow = target != mx.float32
+    keep: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _: True)
+
+    def wanted(path: str, loaded: mx.Dtype) -> mx.Dtype:
+        exempt = narrow and (path.endswith("global_scale") or not keep(path))
+        return loaded if exempt or not mx.issubdtype(loaded, mx.floating) else target
+
+    return wanted
 
 
 def _refuse_overflow(model: Module) -> None:

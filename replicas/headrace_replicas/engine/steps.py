@@ -18,15 +18,15 @@ from mlx_lm.generate import StopSequences
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import (
     EngineFaultError,
+    ExpertReadError,
     HeadraceError,
-    InvalidRequestError,
-    WeightsMismatchError,
 )
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.backend import mx
 from headrace_replicas.engine.loading import LoadedModel
 from headrace_replicas.engine.output_stream import OutputStream, Sink
+from headrace_replicas.engine.request_check import check_request
 from headrace_replicas.engine.sampling import Sampler, greedy, logits_processors
 from headrace_replicas.engine.steady_batch import SteadyBatchGenerator
 
@@ -34,6 +34,8 @@ StreamKey = tuple[str, int, int]
 
 # Weight of the newest step in the smoothed token rate: about the last twenty steps count.
 _RATE_WEIGHT: Final = 0.1
+# Progress inside a step is noted this often at most: every expert layer of a token reports it.
+_MARK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,8 @@ class EngineLoad:
         waiting: Requests taken and not yet started.
         outstanding_tokens: Upper bound of tokens to prefill and to generate.
         step_rate: Output tokens a second, smoothed over busy steps.
-        engine_steps: Steps finished since the start.
-        last_progress_s: Wall-clock second of the last finished step.
+        engine_steps: Marks of progress since the start: steps, and arrivals of experts inside one.
+        last_progress_s: Wall-clock second of the last of them.
         fault: Raw text of the fault that ended the engine, or None.
     """
 
@@ -113,6 +115,7 @@ class Engine:
         self._streams: dict[StreamKey, int] = {}
         self._outputs: dict[int, OutputStream] = {}
         self._status = EngineLoad(last_progress_s=clock.now_s())
+        self._marked_s = clock.monotonic_s()
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
 
     def start(self) -> LoadedModel:
@@ -149,6 +152,23 @@ class Engine:
         """What the engine is doing; replaced as a whole after each step."""
         return self._status
 
+    def progressed(self) -> None:
+        """Note that a step moves on, from inside it; on the engine thread only.
+
+        A step that streams experts may take long on a cold page cache. It is slow then, not dead,
+        and whoever waits for it hears so.
+        """
+        now_s = self._clock.monotonic_s()
+        if now_s - self._marked_s < _MARK_S:
+            return
+        self._marked_s = now_s
+        self._status = replace(
+            self._status,
+            engine_steps=self._status.engine_steps + 1,
+            last_progress_s=self._clock.now_s(),
+        )
+        self._give_signs_of_life(now_s)
+
     def _run(self) -> None:
         try:
             loaded = self._load()
@@ -160,7 +180,7 @@ class Engine:
         try:
             while self._take_commands(generator, loaded):
                 if self._outputs:
-                    self._step(generator)
+                    generator = self._step_or_renew(generator, loaded)
         except Exception as error:  # noqa: BLE001  any escape from a step is an engine fault
             self._end(f"{type(error).__name__}: {error}")
         else:
@@ -199,7 +219,7 @@ class Engine:
         request = command.request
         output = OutputStream(request, command.sink, self._settings)
         try:
-            _check_request(request, loaded)
+            check_request(request, loaded)
         except HeadraceError as error:
             output.fail(error)
             return
@@ -224,6 +244,21 @@ class Engine:
             del self._outputs[uid]
             generator.remove([uid])
 
+    def _step_or_renew(
+        self, generator: SteadyBatchGenerator, loaded: LoadedModel
+    ) -> SteadyBatchGenerator:
+        """One step; when an expert cannot be read, everything in flight goes elsewhere.
+
+        The device is well then, but the step that broke off has left the caches half written, so
+        they are dropped with their generator.
+        """
+        try:
+            self._step(generator)
+        except ExpertReadError as error:
+            self._fail_all(error)
+            return self._new_generator(loaded)
+        return generator
+
     def _step(self, generator: SteadyBatchGenerator) -> None:
         began_s = self._clock.monotonic_s()
         prefilled, generated = generator.next()
@@ -237,6 +272,9 @@ class Engine:
                 del self._outputs[response.uid]
                 del self._streams[stream_key(output.request)]
         self._note(generated, now_s - began_s)
+        self._give_signs_of_life(now_s)
+
+    def _give_signs_of_life(self, now_s: float) -> None:
         for output in self._outputs.values():
             output.sign_of_life(self._status.engine_steps, now_s)
 
@@ -263,13 +301,17 @@ class Engine:
 
     def _end(self, raw_text: str) -> None:
         """Tell every attempt, running or still queued, that the engine is gone."""
-        self._status = replace(self._status, running=0, waiting=0, fault=raw_text)
+        self._status = replace(self._status, fault=raw_text)
+        self._fail_all(EngineFaultError(raw_text))
+        self._refuse_queued()
+
+    def _fail_all(self, error: HeadraceError) -> None:
         outputs = list(self._outputs.values())
         self._outputs.clear()
         self._streams.clear()
         for output in outputs:
-            output.fail(EngineFaultError(raw_text))
-        self._refuse_queued()
+            output.fail(error)
+        self._note(())
 
     def _refuse_queued(self) -> None:
         while True:
@@ -279,28 +321,3 @@ class Engine:
                 return
             if isinstance(command, _Submit):
                 command.sink(EngineFaultError(self._status.fault or "the engine has ended"))
-
-
-def _check_request(request: GenerateRequest, loaded: LoadedModel) -> None:
-    """Refuse what would fail inside a step and take its neighbours along.
-
-    Raises:
-        WeightsMismatchError: The request was made for another checkpoint.
-        InvalidRequestError: Token ids outside the vocabulary, nothing to prefill, or no limit.
-    """
-    checkpoint = loaded.checkpoint
-    if request.fingerprint != loaded.identity.fingerprint:
-        raise WeightsMismatchError(
-            f"request {request.request_id} was made for checkpoint {request.fingerprint[:12]}, "
-            f"this replica holds {loaded.identity.fingerprint[:12]}"
-        )
-    if not request.prompt_ids:
-        raise InvalidRequestError("the prompt is empty; send at least one token", "prompt")
-    if request.max_tokens < 1:
-        raise InvalidRequestError("max_tokens must be at least 1", "max_tokens")
-    biased = (token for token, _value in request.sampling.logit_bias)
-    for param, ids in (("prompt", request.prompt_ids), ("logit_bias", biased)):
-        if any(not 0 <= token < checkpoint.vocab_size for token in ids):
-            raise InvalidRequestError(
-                f"token ids must lie between 0 and {checkpoint.vocab_size - 1}", param
-            )

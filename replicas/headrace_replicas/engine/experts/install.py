@@ -1,0 +1,86 @@
+"""Puts expert streaming into a lazily loaded model, before any of its weights are read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headrace_replicas.contract.clock import Clock
+from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.experts.pool import TensorPool
+from headrace_replicas.engine.experts.provenance import Provenance
+from headrace_replicas.engine.experts.reader import RangeReader
+from headrace_replicas.engine.experts.seam import ExpertLayer
+from headrace_replicas.engine.experts.store import ExpertStore
+from headrace_replicas.engine.experts.streaming import ExpertStream, StreamCounters, attach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamedModel:
+    """What streams the experts of one model.
+
+    Attributes:
+        streams: One for each expert layer that streams, in the model's order.
+        counters: Theirs, together.
+        reader: Reads the shards for all of them.
+    """
+
+    streams: tuple[ExpertStream, ...]
+    counters: StreamCounters
+    reader: RangeReader
+
+
+def stream_experts(
+    layers: Sequence[ExpertLayer],
+    *,
+    store: ExpertStore,
+    provenance: Provenance,
+    slots: int,
+    dtype_of: Callable[[str, mx.Dtype], mx.Dtype],
+    workers: int,
+    clock: Clock,
+    on_progress: Callable[[], None],
+) -> StreamedModel:
+    """Replace the experts of the given layers by slots.
+
+    Args:
+        layers: From `seam.expert_layers`; their arrays are not evaluated and are let go.
+        store: Where the experts' bytes lie.
+        provenance: From the load of this model.
+        slots: Experts of a layer that fit into memory; a layer with no more stays resident.
+        dtype_of: What a parameter is computed in, by its path and its type as loaded.
+        workers: Reads under way at a time.
+        clock: Time source.
+        on_progress: Called whenever bytes have arrived.
+
+    Raises:
+        CheckpointError: A layer's experts cannot be read from the files as they are.
+        ExpertReadError: A file cannot be opened.
+    """
+    reader = RangeReader(store.files, workers=workers, clock=clock)
+    counters = StreamCounters()
+    streams: list[ExpertStream] = []
+    for layer in layers:
+        if layer.experts <= slots:
+            continue
+        pools: list[TensorPool] = []
+        for tensor in layer.tensors:
+            path = f"{layer.path}.{tensor.projection}.{tensor.name}"
+            pool = TensorPool(
+                store.source(layer, tensor, provenance),
+                tuple(tensor.array.shape[1:]),
+                dtype_of(path, tensor.array.dtype),
+                slots,
+            )
+            layer.module[tensor.projection][tensor.name] = pool.array
+            pools.append(pool)
+        stream = ExpertStream(
+            layer=layer,
+            pools=pools,
+            slots=slots,
+            reader=reader,
+            counters=counters,
+            clock=clock,
+            on_progress=on_progress,
+        )
+        attach(layer, stream)
+        streams.append(stream)
+    return StreamedModel(streams=tuple(streams), counters=counters, reader=reader)

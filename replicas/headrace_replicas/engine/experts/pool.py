@@ -1,0 +1,95 @@
+"""Memory for a bounded number of experts, as arrays that mlx-lm's own layers compute with."""
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.experts.reader import ReadJob
+from headrace_replicas.engine.experts.store import TensorSource
+
+# safetensors' names of the types that expert tensors come in.
+_DTYPES: Final = {
+    "BF16": mx.bfloat16,
+    "F16": mx.float16,
+    "F32": mx.float32,
+    "I32": mx.int32,
+    "U8": mx.uint8,
+    "U16": mx.uint16,
+    "U32": mx.uint32,
+}
+# The buffer of a bfloat16 array has a format that numpy refuses, so that pools are allocated as
+# unsigned integers and viewed as what they are; both share one buffer.
+_CONTAINERS: Final = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
+
+
+class TensorPool:
+    """One tensor of an expert layer, for as many experts as there are slots.
+
+    Bytes are read straight into the array's own buffer. Only where the engine computes in another
+    type than the file's (scales in float32 on a CPU) they are read beside it and converted.
+
+    Args:
+        source: Where the experts' bytes lie.
+        shape: Shape of one expert's part.
+        dtype: What the engine computes in.
+        slots: Number of experts that fit.
+
+    Attributes:
+        array: Shape (slots, *shape); its contents change behind MLX's back, so it may be written
+            only when nothing that reads it is waiting to be computed.
+    """
+
+    def __init__(
+        self, source: TensorSource, shape: tuple[int, ...], dtype: mx.Dtype, slots: int
+    ) -> None:
+        self._source = source
+        self._file_dtype = _DTYPES[source.dtype]
+        self._converts = self._file_dtype != dtype
+        container = mx.zeros((slots, *shape), dtype=_CONTAINERS[dtype.size])
+        self.array = container.view(dtype)
+        mx.eval(container, self.array)
+        self._container = container
+        self._bytes = memoryview(container).cast("B")  # type: ignore[arg-type]  # buffer protocol
+        self._slot_bytes = self.array.nbytes // slots
+        self._staged: dict[int, bytearray] = {}
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one expert in the pool."""
+        return self._slot_bytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that bringing one expert reads."""
+        return self._source.expert_bytes
+
+    def job(self, expert: int, slot: int) -> ReadJob:
+        """What has to be read to bring an expert into a slot."""
+        file, offset = self._source.places[expert]
+        if not self._converts:
+            begin = slot * self._slot_bytes
+            return ReadJob(file, offset, self._bytes[begin : begin + self._slot_bytes])
+        staged = self._staged[slot] = bytearray(self._source.expert_bytes)
+        return ReadJob(file, offset, memoryview(staged))
+
+    def finish(self) -> None:
+        """Convert what was read beside the pool; nothing, in the common case."""
+        for slot, staged in self._staged.items():
+            begin = slot * self._slot_bytes
+            converted = _converted(staged, self._file_dtype, self.array.dtype)
+            self._bytes[begin : begin + self._slot_bytes] = converted.tobytes()
+        self._staged.clear()
+
+
+def _converted(raw: bytearray, source: mx.Dtype, target: mx.Dtype) -> NDArray[Any]:
+    """Elements of one type as another, rounded as MLX rounds; as bytes that numpy can hold."""
+    if source == mx.bfloat16 and target == mx.float32:
+        # bfloat16 is the upper half of float32, and this is the load path of every CPU engine.
+        halves = np.frombuffer(raw, dtype=np.uint16)
+        return halves.astype(np.uint32) << 16
+    if source == mx.float16 and target == mx.float32:
+        return np.frombuffer(raw, dtype=np.float16).astype(np.float32)
+    held = mx.array(np.frombuffer(raw, dtype=f"u{source.size}")).view(source)
+    return np.array(held.astype(target).view(_CONTAINERS[target.size]))

@@ -1,0 +1,194 @@
+"""Experts that stream: the engine's answers do not change, and no step waits for a read."""
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from headrace_replicas.contract.clock import SystemClock
+from headrace_replicas.contract.errors import ExpertReadError
+from headrace_replicas.contract.requests import SamplingParams
+from headrace_replicas.contract.settings import EngineSettings
+from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
+from headrace_replicas.engine.experts.pool import _converted
+from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
+from headrace_replicas.engine.loading import LoadedModel, Streaming, load
+from headrace_replicas.engine.steps import Engine, stream_key
+from tests.support.engines import DEMO_FOLDER, ask, request_for, resumed
+
+pytestmark = pytest.mark.engine
+
+Chat = Callable[[str], tuple[int, ...]]
+STORY = "Tell me a story about a fox named Vera."
+
+
+class StreamingEngine:
+    """An engine that streams, with a handle on what it loaded."""
+
+    def __init__(self, checkpoint: Checkpoint, slots: int) -> None:
+        self.loaded: LoadedModel | None = None
+        self._checkpoint = checkpoint
+        self._slots = slots
+        settings = EngineSettings(device="cpu", prefill_chunk_tokens=64)
+        self.engine = Engine(load=self._load, settings=settings, clock=SystemClock())
+        self.engine.start()
+
+    def _load(self) -> LoadedModel:
+        streaming = Streaming(
+            slots=self._slots,
+            workers=4,
+            clock=SystemClock(),
+            on_progress=self.engine.progressed,
+        )
+        self.loaded = load(self._checkpoint, device="cpu", dtype="auto", streaming=streaming)
+        return self.loaded
+
+    @property
+    def reader(self) -> RangeReader:
+        assert self.loaded is not None
+        assert self.loaded.streamed is not None
+        return self.loaded.streamed.reader
+
+
+@pytest.fixture(scope="module", params=[4, 24])
+def streaming(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[StreamingEngine]:
+    running = StreamingEngine(checkpoint, request.param)
+    yield running
+    running.engine.stop()
+
+
+def test_streamed_answers_equal_resident_ones_alone_and_in_a_batch(
+    streaming: StreamingEngine, engine: Engine, checkpoint: Checkpoint, chat: Chat
+) -> None:
+    sampling = SamplingParams(temperature=0.8, logprobs=2)
+    requests = [
+        request_for(checkpoint, chat(text), request_id=text, seed=i, sampling=sampling)
+        for i, text in enumerate((STORY, "Count from 1 to 30.", "What is 9 + 9?"))
+    ]
+    resident = [ask(engine, request).wait() for request in requests]
+    alone = [ask(streaming.engine, request).wait() for request in requests]
+    together = [answer.wait() for answer in [ask(streaming.engine, r) for r in requests]]
+    for wanted, one, batched in zip(resident, alone, together, strict=True):
+        assert one.ids == batched.ids == wanted.ids
+        assert one.logprobs == batched.logprobs == wanted.logprobs
+    assert streaming.reader.totals.read_bytes > 0
+
+
+def test_a_stream_moves_between_a_resident_and_a_streaming_engine(
+    streaming: StreamingEngine, engine: Engine, checkpoint: Checkpoint, chat: Chat
+) -> None:
+    request = request_for(checkpoint, chat(STORY), max_tokens=40)
+    whole = ask(engine, request).wait()
+    for cut in (1, 17, 39):
+        rest = ask(streaming.engine, resumed(request, whole.ids[:cut], "fast")).wait()
+        assert whole.ids[:cut] + rest.ids == whole.ids
+
+
+def test_a_cancelled_request_frees_a_streaming_engine(
+    streaming: StreamingEngine, checkpoint: Checkpoint, chat: Chat
+) -> None:
+    request = request_for(checkpoint, chat(STORY * 20), max_tokens=1000)
+    answer = ask(streaming.engine, request)
+    answer.next()
+    streaming.engine.cancel(stream_key(request))
+    after = request_for(checkpoint, chat("What is 9 + 9?"), request_id="after", temperature=0.0)
+    assert ask(streaming.engine, after).wait().last.finish_reason == "stop"
+    assert streaming.engine.status.running == 0
+
+
+def test_a_slow_read_shows_that_the_engine_is_alive(
+    streaming: StreamingEngine, checkpoint: Checkpoint, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read takes a while, so that one prefill step takes long; signs of life go on."""
+    original = RangeReader.read
+
+    def slow(self: RangeReader, jobs: Any) -> None:
+        threading.Event().wait(0.06)
+        original(self, jobs)
+
+    monkeypatch.setattr(RangeReader, "read", slow)
+    answer = ask(streaming.engine, request_for(checkpoint, chat(STORY), max_tokens=12)).wait()
+    signs = [chunk for chunk in answer.chunks if chunk.progress is not None]
+    assert len(signs) >= 2
+    steps = [chunk.progress.engine_steps for chunk in signs if chunk.progress is not None]
+    assert steps == sorted(set(steps))
+
+
+def test_nothing_is_read_while_the_device_computes(
+    streaming: StreamingEngine, checkpoint: Checkpoint, chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither does an evaluation begin during a read, nor does one hold anything lazily loaded."""
+    reads_during_evals: list[str] = []
+    for name in ("eval", "async_eval"):
+        original: Any = getattr(mx, name)
+
+        def watched(*args: Any, _original: Any = original, _name: str = name) -> Any:
+            if streaming.reader.active:
+                reads_during_evals.append(_name)
+            return _original(*args)
+
+        monkeypatch.setattr(mx, name, watched)
+    opened: list[str] = []
+    real_open = os.open
+
+    def noted_open(path: Any, *args: Any, **options: Any) -> int:
+        opened.append(str(path))
+        return real_open(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", noted_open)
+    before = streaming.reader.totals.read_bytes
+    request = request_for(checkpoint, chat(STORY * 3), request_id="watched", seed=99)
+    ask(streaming.engine, request).wait()
+    assert streaming.reader.totals.read_bytes > before
+    assert reads_during_evals == []
+    assert opened == []
+
+
+def test_an_unreadable_expert_fails_the_requests_at_hand_and_not_the_engine(
+    tmp_path: Path, chat: Chat
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO_FOLDER, folder)
+    checkpoint = read_checkpoint(folder)
+    running = StreamingEngine(checkpoint, slots=8)
+    request = request_for(checkpoint, chat(STORY), max_tokens=60)
+    whole = ask(running.engine, request).wait()
+    sizes = {shard: shard.stat().st_size for shard in checkpoint.shards}
+    contents = {shard: shard.read_bytes() for shard in checkpoint.shards}
+    for shard in sizes:
+        os.truncate(shard, 100_000)
+    with pytest.raises(ExpertReadError, match=r"model-0000\d-of-00003\.safetensors ends at byte"):
+        ask(running.engine, replace(request, request_id="cut", seed=1)).wait()
+    assert running.engine.status.fault is None
+    for shard, content in contents.items():
+        shard.write_bytes(content)
+    assert ask(running.engine, replace(request, request_id="again")).wait().ids == whole.ids
+    running.engine.stop()
+
+
+@pytest.mark.parametrize("source", [mx.bfloat16, mx.float16, mx.float32])
+@pytest.mark.parametrize("target", [mx.bfloat16, mx.float16, mx.float32])
+def test_converted_bytes_are_those_that_mlx_converts_to(source: mx.Dtype, target: mx.Dtype) -> None:
+    container = {2: mx.uint16, 4: mx.uint32}
+    held = mx.random.normal((257,), key=mx.random.key(3)).astype(source)
+    raw = bytearray(np.array(held.view(container[source.size])).tobytes())
+    wanted = np.array(held.astype(target).view(container[target.size])).tobytes()
+    assert _converted(raw, source, target).tobytes() == wanted
+
+
+def test_read_jobs_of_one_expert_cover_exactly_its_bytes(checkpoint: Checkpoint) -> None:
+    running = StreamingEngine(checkpoint, slots=8)
+    assert running.loaded is not None
+    assert running.loaded.streamed is not None
+    stream = running.loaded.streamed.streams[0]
+    jobs: list[ReadJob] = [pool.job(3, 1) for pool in stream._pools]
+    assert sum(len(job.target) for job in jobs) == stream.expert_bytes
+    assert len(jobs) == 9
+    running.engine.stop()
