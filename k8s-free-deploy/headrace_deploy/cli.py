@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,15 +17,16 @@ from rich.table import Table
 
 from headrace_deploy import demo as demo_command
 from headrace_deploy import one_machine
+from headrace_deploy.checkpoint_commands import pack, verify
+from headrace_deploy.command_line import JsonOption, StateDirOption, endings
+from headrace_deploy.plan_command import plan
 from headrace_deploy.settings_sources import Loaded, load, parse_text, value_of
 from headrace_replicas.contract.clock import SystemClock
-from headrace_replicas.contract.errors import HeadraceError, SettingsError
+from headrace_replicas.contract.errors import SettingsError
 from headrace_replicas.contract.fleet import Incident
 from headrace_serve.http.keys import digest
 from headrace_serve.incident_log import IncidentLog
 from headrace_serve.incidents import summary
-
-_INTERRUPTED: Final = 130
 
 app = typer.Typer(
     help="Serve language models on one or more Macs, and keep answering when a GPU faults.",
@@ -47,11 +47,6 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting; may be repeated."),
 ]
-StateDirOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of incidents, canaries and device locks. (default: ~/.headrace)"),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
@@ -66,19 +61,6 @@ def main() -> None:
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
-
-
-@contextmanager
-def _endings(errors: Console) -> Iterator[None]:
-    """Turn our errors into one line and an exit status: 2 for settings, 1 for anything else."""
-    try:
-        yield
-    except HeadraceError as error:
-        errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
-        raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from error
-    except KeyboardInterrupt as error:
-        errors.print("interrupted")
-        raise typer.Exit(_INTERRUPTED) from error
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -137,7 +119,7 @@ def serve(
     Settings come from these options, then HEADRACE_<SECTION>__<FIELD> variables, then --file.
     """
     errors = Console(stderr=True)
-    with _endings(errors):
+    with endings(errors):
         overrides: dict[str, object] = {
             "model.path": model,
             "model.revision": revision,
@@ -164,9 +146,14 @@ def demo(
     Starts two replicas of a small model on this machine's CPU, needs no download, and cleans up.
     """
     errors = Console(stderr=True)
-    with _endings(errors):
+    with endings(errors):
         status = demo_command.run(Console(highlight=False), SystemClock(), os.environ, keep=keep)
     raise typer.Exit(status)
+
+
+app.command()(verify)
+app.command()(pack)
+app.command()(plan)
 
 
 @config_app.command("show")
@@ -174,7 +161,7 @@ def config_show(
     file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False
 ) -> None:
     """Print every setting with its value and where that comes from."""
-    with _endings(Console(stderr=True)):
+    with endings(Console(stderr=True)):
         loaded = _load(file, settings, {})
     if as_json:
         plain = loaded.settings.model_dump(mode="json")
@@ -195,7 +182,7 @@ def config_show(
 @incidents_app.command("list")
 def incidents_list(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
     """List this machine's incidents, oldest first."""
-    with _endings(Console(stderr=True)):
+    with endings(Console(stderr=True)):
         found = _incidents(state_dir)
     if as_json:
         typer.echo(json.dumps([asdict(incident) for incident in found], indent=2))
@@ -222,7 +209,7 @@ def incidents_show(
     as_json: JsonOption = False,
 ) -> None:
     """Print one incident with its evidence and its timeline."""
-    with _endings(Console(stderr=True)):
+    with endings(Console(stderr=True)):
         incident = _one_incident(_incidents(state_dir), incident_id)
     if as_json:
         typer.echo(json.dumps(asdict(incident), indent=2))

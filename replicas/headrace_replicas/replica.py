@@ -1,6 +1,7 @@
 """One replica without its Ray shell: an engine, its canary, and what it says of itself."""
 
 import asyncio
+import logging
 import os
 import queue
 from collections.abc import AsyncGenerator, Sequence
@@ -25,10 +26,15 @@ from headrace_replicas.contract.fleet import ProbeKind, ProbeResult, ReplicaSnap
 from headrace_replicas.contract.requests import GenerateRequest, Progress, TokenChunk
 from headrace_replicas.contract.settings import Settings
 from headrace_replicas.device_claim import DeviceClaim
-from headrace_replicas.engine.checkpoint import read_checkpoint, resolve
-from headrace_replicas.engine.loading import LoadedModel, load
+from headrace_replicas.engine.budget import draw_up
+from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint, resolve
+from headrace_replicas.engine.experts.pack_index import state_folder
+from headrace_replicas.engine.loading import LoadedModel, Streaming, choose_device, load
+from headrace_replicas.engine.memory_plan import MemoryPlan
 from headrace_replicas.engine.prompt_ids import prompt_ids
 from headrace_replicas.engine.steps import Engine, stream_key
+
+log = logging.getLogger("ray.serve.headrace.replica")
 
 # How often a probe looks whether a busy engine has finished a step.
 _PROGRESS_POLL_S: Final = 0.02
@@ -47,6 +53,7 @@ class Replica:
     Raises:
         CheckpointError: The checkpoint is broken, or its canary gave other tokens than recorded.
         BackendMissingError: MLX has no backend for the device.
+        MemoryPlanError: The model does not fit into the host's memory.
     """
 
     def __init__(
@@ -72,7 +79,39 @@ class Replica:
             resolve(self._settings.model.path, self._settings.model.revision)
         )
         engine = self._settings.engine
-        return load(checkpoint, device=engine.device, dtype=engine.dtype)
+        self._memory_plan = self._planned(checkpoint)
+        streaming = self._streaming(checkpoint, self._memory_plan)
+        return load(checkpoint, device=engine.device, dtype=engine.dtype, streaming=streaming)
+
+    def _planned(self, checkpoint: Checkpoint) -> MemoryPlan:
+        """What goes into this host's memory, decided before any of it is taken."""
+        settings = self._settings
+        budget = draw_up(
+            checkpoint,
+            settings.engine,
+            context_tokens=settings.model.context_tokens,
+            on_gpu=choose_device(settings.engine.device) == "gpu",
+        )
+        for reason in budget.plan.reasons:
+            log.info("memory plan: %s", reason)
+        return budget.plan
+
+    def _streaming(self, checkpoint: Checkpoint, plan: MemoryPlan) -> Streaming | None:
+        """How experts are streamed; None when all of them stay in memory."""
+        if not plan.streams:
+            return None
+        return Streaming(
+            slots=plan.slots_per_layer,
+            workers=self._settings.engine.read_workers,
+            clock=self._clock,
+            on_progress=self._engine.progressed,
+            pack_folders=(state_folder(self._settings.state_dir, checkpoint.fingerprint),),
+        )
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """What the loaded model takes, and why."""
+        return self._memory_plan
 
     def _verified_canary(self) -> Canary:
         """The canary, run once so that a replica never becomes ready on wrong tokens."""
@@ -234,7 +273,7 @@ class Replica:
 
     def snapshot(self) -> ReplicaSnapshot:
         """What this replica says of itself now."""
-        status = self._engine.status
+        status, streamed = self._engine.status, self._loaded.streamed
         return ReplicaSnapshot(
             replica_id=self._replica_id,
             generation=self._claim.generation,
@@ -244,7 +283,7 @@ class Replica:
             waiting=status.waiting,
             outstanding_tokens=status.outstanding_tokens,
             kv_cache_usage_ratio=0.0,
-            expert_hit_ratio=1.0,
+            expert_hit_ratio=1.0 if streamed is None else streamed.counters.hit_ratio,
             step_rate=status.step_rate,
             engine_steps=status.engine_steps,
             last_progress_s=status.last_progress_s,

@@ -32,11 +32,13 @@ STORY = "Tell me a story about a fox named Vera."
 class StreamingEngine:
     """An engine that streams, with a handle on what it loaded."""
 
-    def __init__(self, checkpoint: Checkpoint, slots: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, slots: int, schedule: str = "layers") -> None:
         self.loaded: LoadedModel | None = None
         self._checkpoint = checkpoint
         self._slots = slots
-        settings = EngineSettings(device="cpu", prefill_chunk_tokens=64)
+        settings = EngineSettings.model_validate(
+            {"device": "cpu", "prefill_chunk_tokens": 64, "schedule": schedule}
+        )
         self.engine = Engine(load=self._load, settings=settings, clock=SystemClock())
         self.engine.start()
 
@@ -57,9 +59,9 @@ class StreamingEngine:
         return self.loaded.streamed.reader
 
 
-@pytest.fixture(scope="module", params=[4, 24])
+@pytest.fixture(scope="module", params=[(4, "layers"), (24, "layers"), (20, "speculate")], ids=str)
 def streaming(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[StreamingEngine]:
-    running = StreamingEngine(checkpoint, request.param)
+    running = StreamingEngine(checkpoint, *request.param)
     yield running
     running.engine.stop()
 
@@ -170,6 +172,30 @@ def test_an_unreadable_expert_fails_the_requests_at_hand_and_not_the_engine(
     for shard, content in contents.items():
         shard.write_bytes(content)
     assert ask(running.engine, replace(request, request_id="again")).wait().ids == whole.ids
+    running.engine.stop()
+
+
+def test_speculation_needs_several_passes_and_counts_them(
+    checkpoint: Checkpoint, chat: Chat
+) -> None:
+    running = StreamingEngine(checkpoint, slots=16, schedule="speculate")
+    ask(running.engine, request_for(checkpoint, chat(STORY), max_tokens=30)).wait()
+    assert running.loaded is not None
+    assert running.loaded.streamed is not None
+    counters = running.loaded.streamed.counters
+    assert counters.speculated >= 29
+    assert counters.speculated < counters.passes <= 3 * counters.speculated
+    assert 0 < counters.wasted < counters.misses
+    running.engine.stop()
+
+
+def test_the_schedule_is_measured_where_nobody_names_one(
+    checkpoint: Checkpoint, chat: Chat, engine: Engine
+) -> None:
+    running = StreamingEngine(checkpoint, slots=16, schedule="auto")
+    request = request_for(checkpoint, chat(STORY), max_tokens=20)
+    assert ask(running.engine, request).wait().ids == ask(engine, request).wait().ids
+    assert running.engine.status.fault is None
     running.engine.stop()
 
 

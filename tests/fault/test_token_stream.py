@@ -1,5 +1,6 @@
 """A token stream over faulty replicas: whatever they do, the reader sees one undisturbed answer."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -13,9 +14,17 @@ from headrace_replicas.contract.errors import (
     InvalidRequestError,
     ReplicaLostError,
 )
-from headrace_replicas.contract.fleet import AttemptFailure
+from headrace_replicas.contract.fleet import (
+    AttemptFailure,
+    FleetView,
+    Notice,
+    ProbeResult,
+    ReplicaState,
+    ReplicaStatus,
+)
 from headrace_replicas.contract.requests import FinishReason, GenerateRequest, Usage
 from headrace_replicas.contract.settings import FailoverSettings
+from tests.support.fleet import verdict
 from tests.support.scripted_fleet import (
     HARMLESS,
     LOSSES,
@@ -35,7 +44,7 @@ from tests.support.stream_scene import (
     request,
     undisturbed,
 )
-from tests.support.virtual_time import run
+from tests.support.virtual_time import EPOCH_S, run
 
 CUTS = range(MAX_TOKENS + 1)
 FAILURES: dict[FaultKind, AttemptFailure] = {
@@ -125,6 +134,34 @@ def test_the_setting_bounds_the_moves(max_moves: int) -> None:
     with pytest.raises(ReplicaLostError):
         read(scene)
     assert len(scene.fleet.attempts) == max_moves + 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_request_goes_back_to_where_it_failed_last_of_all(seed: int) -> None:
+    """Even when a probe has cleared that replica of all suspicion meanwhile."""
+
+    def clear(notice: Notice) -> None:
+        scene.notices.append(notice)
+        proved = [status(name, verdict(name, at_s=EPOCH_S + 1000)) for name in "abc"]
+        scene.board.publish(FleetView(version=1, at_s=EPOCH_S, replicas=tuple(proved)))
+
+    scene = Scene(by_attempt(Fault(kind="die", at=2), Fault(kind="die", at=4)))
+    scene.parts = replace(scene.parts, tell=clear)
+    read(scene, request(seed=seed))
+    assert scene.suspects() == ""
+    assert len(set(scene.holders)) == 3
+
+
+def status(name: str, probe: ProbeResult) -> ReplicaStatus:
+    return ReplicaStatus(
+        replica_id=name,
+        generation=1,
+        state=ReplicaState.READY,
+        reason="",
+        since_s=0.0,
+        last_probe=probe,
+        snapshot=None,
+    )
 
 
 def test_the_only_replica_gets_the_request_again() -> None:

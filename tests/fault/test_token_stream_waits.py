@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headrace_replicas.contract.errors import DeadlineExceededError, NoReplicaError
+from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.contract.settings import FailoverSettings
 from headrace_serve.token_stream import TokenStream
 from tests.support.scripted_fleet import Fault, FaultKind, Pace, Plan, by_attempt
@@ -135,7 +136,7 @@ def test_a_process_that_stood_still_does_not_blame_its_replicas() -> None:
             loop.call_at(at_s, loop.stand_still, 15.0)
         return await scene.answer()
 
-    scene = Scene(pace=Pace(token_s=0.3, prefill_s=0.4))
+    scene = Scene(pace=Pace(token_s=0.3, prefill_s=0.4, hops=5))
     assert run(story()) == undisturbed("length")
     assert scene.notices == []
 
@@ -251,6 +252,53 @@ def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(plan: Plan, ti
         scene.check_nothing_left()
         assert len(scene.suspects()) == len(scene.failed)
         assert scene.failed == [] or plan is not SOUND
+
+
+def test_a_call_that_is_taken_back_is_left_the_time_to_close() -> None:
+    """Repeated cancellation does not reach into it."""
+
+    async def leave() -> None:
+        reading = asyncio.create_task(scene.answer())
+        await asyncio.sleep(0.2)
+        for _ in range(3):
+            reading.cancel()
+            await asyncio.sleep(0)
+        await asyncio.wait({reading})
+        await asyncio.sleep(1)
+
+    scene = Scene(pace=Pace(close_s=0.05))
+    run(leave())
+    scene.check_nothing_left()
+    assert scene.fleet.cut_short == 0
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_a_client_that_leaves_as_the_replica_dies_leaves_nothing_behind(turns: int) -> None:
+    """At any turn of the loop between the failure and the moment in which it is seen."""
+    readers: list[asyncio.Task[Answer]] = []
+
+    def leave(rest: int) -> None:
+        if rest:
+            asyncio.get_running_loop().call_soon(leave, rest - 1)
+        else:
+            readers[0].cancel()
+
+    def model(asked: GenerateRequest, output: tuple[int, ...]) -> int | None:
+        if len(output) == 2 and asked.attempt == 1:
+            leave(turns)
+        return len(output)
+
+    async def story() -> None:
+        readers.append(asyncio.create_task(scene.answer()))
+        await asyncio.wait(readers)
+        assert readers[0].cancelled()
+        # A failure that nobody has seen complains once nobody holds it any more.
+        readers.clear()
+        del scene.stream
+
+    scene = Scene(by_attempt(Fault(kind="die", at=3)), model=model, pace=Pace(token_s=0))
+    run(story())
+    scene.check_nothing_left()
 
 
 @pytest.mark.parametrize("count", range(MAX_TOKENS + 1))

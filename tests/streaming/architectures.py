@@ -1,111 +1,71 @@
-"""A tiny config.json for every architecture of mlx-lm whose experts can be streamed.
+"""Which architectures of mlx-lm have experts that can be streamed, and what is tried of each.
 
-Which these are is read from mlx-lm's sources: every model file that names `SwitchGLU` or
-`SwitchMLP`, and every one that builds its layers from such a file. A new release of mlx-lm with a
-new one therefore shows up as a gap, not as silence.
+Which these are is read from mlx-lm's sources: every model file that imports `SwitchGLU` or
+`SwitchMLP`, and every one that builds its layers from such a file. A release of mlx-lm that brings
+another one therefore shows as a gap, not as silence.
 """
 
-from dataclasses import dataclass
-from typing import Any, Final
+import ast
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
 
-Config = dict[str, Any]
+from tests.streaming.model_configs import ARCHITECTURES, Architecture
 
-EXPERTS: Final = 16
-VOCABULARY: Final = 96
-# Every dimension that a weight is multiplied along is a multiple of 64, so that all modes can
-# quantise it.
-WIDTH: Final = 64
+__all__ = ["ARCHITECTURES", "NOT_ON_THE_SEAM", "Architecture", "by_module", "seam_modules"]
+
+NOT_ON_THE_SEAM: Final[Mapping[str, str]] = {
+    "dbrx": "keeps each expert as a module of its own and loops over them: it stays resident",
+}
+"""MoE architectures of mlx-lm that do not compute their experts in a switch layer."""
+
+_SEAM: Final = "switch_layers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """One model file, and a model small enough to try everything with.
+def by_module(name: str) -> Architecture:
+    """The architecture of one model file.
 
-    Attributes:
-        module: The file's name in `mlx_lm.models`.
-        config: config.json.
-        top_k: Experts of one token in one layer.
-        experts: Experts of a layer.
-        unbatched: Why mlx-lm itself cannot batch it; empty where it can.
+    Raises:
+        KeyError: There is none.
     """
-
-    module: str
-    config: Config
-    top_k: int = 2
-    experts: int = EXPERTS
-    unbatched: str = ""
+    return {one.module: one for one in ARCHITECTURES}[name]
 
 
-# Names that most families share. A model class takes those that it knows and ignores the rest.
-_COMMON: Final[Config] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "intermediate_size": WIDTH,
-    "moe_intermediate_size": WIDTH,
-    "shared_expert_intermediate_size": WIDTH,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e4,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "num_experts": EXPERTS,
-    "num_local_experts": EXPERTS,
-    "n_routed_experts": EXPERTS,
-    "num_experts_per_tok": 2,
-    "norm_topk_prob": True,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "first_k_dense_replace": 0,
-    "mlp_only_layers": [],
-    "decoder_sparse_step": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "routed_scaling_factor": 1.0,
-}
-_LATENT_ATTENTION: Final[Config] = {
-    "q_lora_rank": 64,
-    "kv_lora_rank": 64,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
-}
-_LINEAR_ATTENTION: Final[Config] = {
-    "linear_num_value_heads": 2,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
-    "partial_rotary_factor": 0.5,
-    "full_attention_interval": 2,
-}
-_MAMBA: Final[Config] = {
-    "mamba_num_heads": 2,
-    "mamba_head_dim": 32,
-    "mamba_proj_bias": False,
-    "ssm_state_size": 32,
-    "conv_kernel": 4,
-    "n_groups": 1,
-}
-_KIMI_DELTA: Final[Config] = {
-    "linear_attn_config": {
-        "kda_layers": [1],
-        "full_attn_layers": [2],
-        "num_heads": 2,
-        "head_dim": 32,
-        "short_conv_kernel_size": 4,
+def seam_modules() -> frozenset[str]:
+    """Model files of the installed mlx-lm whose experts sit in switch layers."""
+    spec = find_spec("mlx_lm")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    files = sorted((Path(spec.submodule_search_locations[0]) / "models").glob("*.py"))
+    trees = {file.stem: ast.parse(file.read_text("utf-8")) for file in files}
+    sources = {name: frozenset(_siblings(tree)) for name, tree in trees.items() if _is_model(tree)}
+    found: frozenset[str] = frozenset()
+    wanted = frozenset({_SEAM})
+    while more := {name for name, used in sources.items() if used & wanted} - found:
+        found |= more
+        wanted = found
+    return found
+
+
+def _siblings(tree: ast.Module) -> Iterator[str]:
+    """Files of the same folder that a file takes layers from."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or node.level != 1:
+            continue
+        names = {alias.name for alias in node.names}
+        if node.module is None:
+            yield from names
+        elif node.module != _SEAM or names & {"SwitchGLU", "SwitchMLP"}:
+            yield node.module
+
+
+def _is_model(tree: ast.Module) -> bool:
+    defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    imported = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
-}
-_INDEXER: Final[Config] = {"index_head_dim": 32, "index_n_heads": 2, "index_topk": 16}
-_ALTERNATING: Final = ["sliding_attention", "full_attention"]
-
-
-def _plain(module: str, *parts: Config, **own: Any) -> Architecture:
-    """An architecture whose numbers stand at the top level."""
-    config: Config = {"model_type": module, **_COMMON}
-    for part in (*parts, own):
-        config |= part
-    return Architecture(module=module, config=config)
+    return {"Model", "ModelArgs"} <= defined | imported

@@ -114,6 +114,7 @@ class Pace:
         chunk_tokens: Tokens that travel together.
         finish_apart: Whether the finish comes in a chunk of its own.
         close_s: How long a call needs to end when it is taken back.
+        hops: Turns of the event loop that a chunk takes from the wire to the reader.
     """
 
     accept_s: float = 0.002
@@ -123,6 +124,7 @@ class Pace:
     chunk_tokens: int = 1
     finish_apart: bool = True
     close_s: float = 0.0
+    hops: int = 0
 
 
 def hashing_model(answer_tokens: int, vocabulary: int = 1000) -> Model:
@@ -286,6 +288,7 @@ class ScriptedFleet:
     Attributes:
         attempts: (replica, request) of every attempt that a replica got, in order.
         open_calls: Calls of `generate` that have begun and not ended.
+        cut_short: Calls that were not left the time to close.
     """
 
     def __init__(
@@ -307,6 +310,7 @@ class ScriptedFleet:
         self._sequence = 0
         self.attempts: list[tuple[str, GenerateRequest]] = []
         self.open_calls = 0
+        self.cut_short = 0
         self._announce()
 
     def appear(self, *names: str) -> None:
@@ -325,6 +329,8 @@ class ScriptedFleet:
             self.attempts.append((await self._route(request), request))
             for step in _Script(request, self._model, self._pace, self._plan(request)).steps():
                 await _pause(step.after_s)
+                for _ in range(self._pace.hops):
+                    await asyncio.sleep(0)
                 if step.error is not None:
                     raise step.error
                 if step.chunk is None:
@@ -337,8 +343,10 @@ class ScriptedFleet:
         try:
             yield
         finally:
+            self.cut_short += 1
             try:
                 await asyncio.sleep(self._pace.close_s)
+                self.cut_short -= 1
             finally:
                 self.open_calls -= 1
 

@@ -143,6 +143,12 @@ class ExpertReadError(HeadraceError):
     retryable = True
 
 
+class MemoryPlanError(HeadraceError):
+    """The model does not fit into the host's memory; `param` is the setting to change, if any."""
+
+    code = "does_not_fit"
+
+
 class BackendMissingError(HeadraceError):
     """MLX has no backend on this machine; the message names the extra to install."""
 

@@ -24,6 +24,7 @@ from headrace_replicas.contract.requests import CheckpointIdentity
 from headrace_replicas.engine.backend import missing_backend, mx
 from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.experts.install import StreamedModel, stream_experts
+from headrace_replicas.engine.experts.packed_store import find_pack
 from headrace_replicas.engine.experts.provenance import Provenance
 from headrace_replicas.engine.experts.seam import expert_layers
 from headrace_replicas.engine.experts.store import ExpertStore
@@ -89,12 +90,14 @@ class Streaming:
         workers: Reads under way at a time.
         clock: Time source.
         on_progress: Called on the engine thread whenever experts have arrived.
+        pack_folders: Where a pack of the checkpoint may be, besides its own folder.
     """
 
     slots: int
     workers: int
     clock: Clock
     on_progress: Callable[[], None]
+    pack_folders: tuple[Path, ...] = ()
 
 
 def load(
@@ -147,9 +150,12 @@ def _stream(
     provenance: Provenance,
     dtype: DtypeChoice,
 ) -> StreamedModel:
+    layers = expert_layers(model)
+    folders = (checkpoint.path, *streaming.pack_folders)
+    pack = find_pack(folders, checkpoint.fingerprint, layers, provenance)
     return stream_experts(
-        expert_layers(model),
-        store=ExpertStore([read_header(shard) for shard in checkpoint.shards]),
+        layers,
+        store=pack or ExpertStore([read_header(shard) for shard in checkpoint.shards]),
         provenance=provenance,
         slots=streaming.slots,
         dtype_of=computed_dtype(model, dtype),
@@ -240,9 +246,19 @@ def read_weights(model: Module, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: A file could not be read to the end that its header promised.
     """
+    with explained_reads(checkpoint), mx.stream(mx.cpu):
+        mx.eval(_parameters(model), _constants(model))
+
+
+@contextmanager
+def explained_reads(checkpoint: Checkpoint) -> Iterator[None]:
+    """While this lasts, MLX's complaint about a file that it reads names the checkpoint.
+
+    Raises:
+        CheckpointError: A file could not be read to the end that its header promised.
+    """
     try:
-        with mx.stream(mx.cpu):
-            mx.eval(_parameters(model), _constants(model))
+        yield
     except RuntimeError as error:
         if "[read]" not in str(error):
             raise  # out of memory, say: no fault of the checkpoint

@@ -24,6 +24,7 @@ from headrace_replicas.contract.errors import (
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.experts.schedule import Schedule, measured, with_schedule
 from headrace_replicas.engine.loading import LoadedModel
 from headrace_replicas.engine.output_stream import OutputStream, Sink
 from headrace_replicas.engine.request_check import check_request
@@ -116,6 +117,7 @@ class Engine:
         self._outputs: dict[int, OutputStream] = {}
         self._status = EngineLoad(last_progress_s=clock.now_s())
         self._marked_s = clock.monotonic_s()
+        self._schedule: Schedule | None = None
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
 
     def start(self) -> LoadedModel:
@@ -188,13 +190,23 @@ class Engine:
 
     def _new_generator(self, loaded: LoadedModel) -> SteadyBatchGenerator:
         mx.set_cache_limit(self._settings.cache_limit_bytes)
-        model = loaded.model
         return SteadyBatchGenerator(
-            model if loaded.dtype == "float32" else _Float32Logits(model),
+            self._model_to_run(loaded),
             max_batch=self._settings.max_batch,
             prefill_chunk_tokens=self._settings.prefill_chunk_tokens,
             stream=mx.default_stream(mx.gpu if loaded.device == "gpu" else mx.cpu),
         )
+
+    def _model_to_run(self, loaded: LoadedModel) -> Any:
+        model: Any = loaded.model
+        if loaded.streamed is not None:
+            schedule = self._schedule or self._settings.schedule
+            if schedule == "auto":
+                schedule = measured(model, loaded.streamed, self._clock)
+            # Kept for the engine's life: after a failed read nothing is measured again.
+            self._schedule = schedule
+            model = with_schedule(model, loaded.streamed, schedule)
+        return model if loaded.dtype == "float32" else _Float32Logits(model)
 
     def _take_commands(self, generator: SteadyBatchGenerator, loaded: LoadedModel) -> bool:
         """Carry out what is queued, waiting for something when idle; False means stop."""

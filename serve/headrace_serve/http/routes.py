@@ -3,6 +3,7 @@
 import re
 import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Final
 
@@ -215,9 +216,10 @@ async def _read(request: Request, limits: BodyLimits) -> bytes:
     if announced.isdecimal():
         check_length(int(announced[:19]), limits)
     held = bytearray()
-    async for piece in request.stream():
-        held += piece
-        check_length(len(held), limits)
+    async with aclosing(request.stream()) as pieces:
+        async for piece in pieces:
+            held += piece
+            check_length(len(held), limits)
     return bytes(held)
 
 

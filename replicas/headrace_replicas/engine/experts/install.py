@@ -9,8 +9,13 @@ from headrace_replicas.engine.experts.pool import TensorPool
 from headrace_replicas.engine.experts.provenance import Provenance
 from headrace_replicas.engine.experts.reader import RangeReader
 from headrace_replicas.engine.experts.seam import ExpertLayer
-from headrace_replicas.engine.experts.store import ExpertStore
-from headrace_replicas.engine.experts.streaming import ExpertStream, StreamCounters, attach
+from headrace_replicas.engine.experts.store import Store
+from headrace_replicas.engine.experts.streaming import (
+    ExpertStream,
+    StreamCounters,
+    Unfinished,
+    attach,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,17 +26,19 @@ class StreamedModel:
         streams: One for each expert layer that streams, in the model's order.
         counters: Theirs, together.
         reader: Reads the shards for all of them.
+        on_progress: Called whenever bytes have arrived.
     """
 
     streams: tuple[ExpertStream, ...]
     counters: StreamCounters
     reader: RangeReader
+    on_progress: Callable[[], None]
 
 
 def stream_experts(
     layers: Sequence[ExpertLayer],
     *,
-    store: ExpertStore,
+    store: Store,
     provenance: Provenance,
     slots: int,
     dtype_of: Callable[[str, mx.Dtype], mx.Dtype],
@@ -56,7 +63,7 @@ def stream_experts(
         ExpertReadError: A file cannot be opened.
     """
     reader = RangeReader(store.files, workers=workers, clock=clock)
-    counters = StreamCounters()
+    counters, unfinished = StreamCounters(), Unfinished()
     streams: list[ExpertStream] = []
     for layer in layers:
         if layer.experts <= slots:
@@ -78,9 +85,12 @@ def stream_experts(
             slots=slots,
             reader=reader,
             counters=counters,
+            unfinished=unfinished,
             clock=clock,
             on_progress=on_progress,
         )
         attach(layer, stream)
         streams.append(stream)
-    return StreamedModel(streams=tuple(streams), counters=counters, reader=reader)
+    return StreamedModel(
+        streams=tuple(streams), counters=counters, reader=reader, on_progress=on_progress
+    )

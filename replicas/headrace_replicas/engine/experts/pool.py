@@ -1,27 +1,14 @@
 """Memory for a bounded number of experts, as arrays that mlx-lm's own layers compute with."""
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.experts.dtypes import CONTAINERS, DTYPES
 from headrace_replicas.engine.experts.reader import ReadJob
 from headrace_replicas.engine.experts.store import TensorSource
-
-# safetensors' names of the types that expert tensors come in.
-_DTYPES: Final = {
-    "BF16": mx.bfloat16,
-    "F16": mx.float16,
-    "F32": mx.float32,
-    "I32": mx.int32,
-    "U8": mx.uint8,
-    "U16": mx.uint16,
-    "U32": mx.uint32,
-}
-# The buffer of a bfloat16 array has a format that numpy refuses, so that pools are allocated as
-# unsigned integers and viewed as what they are; both share one buffer.
-_CONTAINERS: Final = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
 
 
 class TensorPool:
@@ -45,9 +32,9 @@ class TensorPool:
         self, source: TensorSource, shape: tuple[int, ...], dtype: mx.Dtype, slots: int
     ) -> None:
         self._source = source
-        self._file_dtype = _DTYPES[source.dtype]
+        self._file_dtype = DTYPES[source.dtype]
         self._converts = self._file_dtype != dtype
-        container = mx.zeros((slots, *shape), dtype=_CONTAINERS[dtype.size])
+        container = mx.zeros((slots, *shape), dtype=CONTAINERS[dtype.size])
         self.array = container.view(dtype)
         mx.eval(container, self.array)
         self._container = container
@@ -92,4 +79,4 @@ def _converted(raw: bytearray, source: mx.Dtype, target: mx.Dtype) -> NDArray[An
     if source == mx.float16 and target == mx.float32:
         return np.frombuffer(raw, dtype=np.float16).astype(np.float32)
     held = mx.array(np.frombuffer(raw, dtype=f"u{source.size}")).view(source)
-    return np.array(held.astype(target).view(_CONTAINERS[target.size]))
+    return np.array(held.astype(target).view(CONTAINERS[target.size]))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from headrace_replicas.contract.errors import CheckpointError
 from headrace_replicas.engine.experts.provenance import Provenance
@@ -23,6 +24,18 @@ class TensorSource:
     dtype: str
     expert_bytes: int
     places: tuple[tuple[int, int], ...]
+
+
+class Store(Protocol):
+    """Says where the experts of one checkpoint lie."""
+
+    files: tuple[Path, ...]
+
+    def source(
+        self, layer: ExpertLayer, tensor: ExpertTensor, provenance: Provenance, /
+    ) -> TensorSource:
+        """Where each expert's part of a tensor lies; files are counted as in `files`."""
+        ...
 
 
 class ExpertStore:
@@ -56,8 +69,9 @@ class ExpertStore:
             return self._from_parts(parts)
         raise CheckpointError(
             f"{layer.path}.{tensor.projection}.{tensor.name} is rearranged by mlx-lm while it "
-            "loads, so that its experts cannot be read from the files as they are. Save the "
-            "checkpoint once with mlx_lm.convert, or serve it with engine.slots = all."
+            "loads, so that its experts cannot be read from the files as they are. Write them once "
+            "in a form that can, with headrace pack; or save the checkpoint with mlx_lm.convert, "
+            "or serve it with engine.slots = all."
         )
 
     def _from_whole(self, name: str, experts: int) -> TensorSource:
