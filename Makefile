@@ -10,6 +10,7 @@ UV ?= $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 RUN := $(UV) run --frozen
 PYTEST_ARGS ?=
 CASE_ARGS ?=
+EQUALITY_ARGS ?=
 DEMO_ARGS ?=
 
 # mlx has wheels for macOS 14 and later; uv assumes 13 and would pick an old release.
@@ -43,6 +44,10 @@ failover: install ## Kill and freeze engines under requests over HTTP; prints on
 .PHONY: cases
 cases: install ## The field cases against the real stack (CASE_ARGS selects).
 	@$(RUN) python -m tests.cases.driver $(CASE_ARGS)
+
+.PHONY: stream-equality
+stream-equality: install ## Streamed experts against resident ones, bit for bit (EQUALITY_ARGS selects).
+	@$(RUN) python -m tests.streaming.equality $(EQUALITY_ARGS)
 
 .PHONY: lock-check
 lock-check: install ## What the lock file installs on macOS arm64 and Linux, Python 3.11 to 3.13.

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from headrace_deploy.byte_bar import ByteBars
 from headrace_deploy.command_line import JsonOption, StateDirOption, endings
+from headrace_deploy.folders import require_folder_or_nothing
 from headrace_deploy.settings_sources import load
 
 # Files or layers read at a time: enough to keep an SSD busy, 4 MiB of memory each.
@@ -122,4 +123,6 @@ def pack(
 
 def _state_dir(given: Path | None) -> Path:
     overrides = {} if given is None else {"state_dir": given}
-    return load(None, os.environ, overrides).settings.state_dir
+    folder = load(None, os.environ, overrides).settings.state_dir
+    require_folder_or_nothing(folder)
+    return folder

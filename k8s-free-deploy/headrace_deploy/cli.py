@@ -2,13 +2,11 @@
 
 import json
 import os
-import signal
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,8 +17,9 @@ from headrace_deploy import demo as demo_command
 from headrace_deploy import one_machine
 from headrace_deploy.checkpoint_commands import pack, verify
 from headrace_deploy.command_line import JsonOption, StateDirOption, endings
+from headrace_deploy.folders import names_in, using_state_folder
 from headrace_deploy.plan_command import plan
-from headrace_deploy.settings_sources import Loaded, load, parse_text, value_of
+from headrace_deploy.settings_sources import KEY_VARIABLE, Loaded, load, parse_text, value_of
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import SettingsError
 from headrace_replicas.contract.fleet import Incident
@@ -50,17 +49,10 @@ SetOption = Annotated[
 
 
 def main() -> None:
-    """Run the command line; the entry point of the installed program."""
-    # What asks politely to end (launchd, a closed terminal) gets the same clean-up as Ctrl-C.
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    """Run the command line; see `headrace_deploy.entry` for where the program begins."""
     # transformers would say that it misses PyTorch, which nothing here needs.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     app()
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -105,7 +97,7 @@ def serve(
     api_key: Annotated[
         list[str] | None,
         typer.Option(
-            envvar=one_machine.KEY_VARIABLE,
+            envvar=KEY_VARIABLE,
             help="A key that clients must send; may be repeated. Only its digest is kept. The "
             "variable is the better place: other users can read command lines.",
         ),
@@ -240,10 +232,16 @@ def _load(
 
 
 def _incidents(state_dir: Path | None) -> tuple[Incident, ...]:
-    """The incidents of all hosts that keep their state on this machine, oldest first."""
+    """The incidents of all hosts that keep their state on this machine, oldest first.
+
+    Raises:
+        LaunchError: The state folder cannot be read.
+    """
     state = _load(None, None, {"state_dir": state_dir}).settings.state_dir
-    hosts = sorted(file.parent.name for file in state.glob("hosts/*/incidents.jsonl"))
-    found = [incident for host in hosts for incident in IncidentLog(state, host).read()]
+    folder = state / "hosts"
+    with using_state_folder(state):
+        hosts = [name for name in names_in(folder) if (folder / name / "incidents.jsonl").exists()]
+        found = [incident for host in hosts for incident in IncidentLog(state, host).read()]
     return tuple(sorted(found, key=lambda incident: incident.opened_s))
 
 
@@ -269,7 +267,3 @@ def _shown(value: object) -> str:
     if value is None:
         return "null"
     return ", ".join(map(str, value)) or "[]" if isinstance(value, tuple) else str(value)
-
-
-if __name__ == "__main__":
-    main()

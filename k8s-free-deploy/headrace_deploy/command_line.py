@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from headrace_deploy.folders import why
 from headrace_replicas.contract.errors import HeadraceError, SettingsError
 
 _INTERRUPTED: Final = 130
@@ -22,12 +23,29 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @contextmanager
 def endings(errors: Console) -> Iterator[None]:
-    """Turn our errors into one line and an exit status: 2 for settings, 1 for anything else."""
+    """Turn errors into one line and an exit status: 2 for settings, 1 for anything else.
+
+    What the system refuses is an error of the place, not of the program, so it needs no traceback.
+    """
     try:
         yield
     except HeadraceError as error:
         errors.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from error
+    except BrokenPipeError:
+        # Whoever read the output has gone; click ends without a word.
+        raise
+    except OSError as error:
+        errors.print(f"[bold red]error:[/] {escape(_refusal(error))}", soft_wrap=True)
+        raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         errors.print("interrupted")
         raise typer.Exit(_INTERRUPTED) from error
+
+
+def _refusal(error: OSError) -> str:
+    place = "" if error.filename is None else f"{error.filename}: "
+    return (
+        f"{place}{why(error)}. Check that this path is right, that you may read and write there, and "
+        "that its disk has room"
+    )

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -11,6 +10,7 @@ from typing import Final
 from rich.console import Console
 
 from headrace_deploy.demo_play import Outcome, Play
+from headrace_deploy.folders import fresh_folder
 from headrace_deploy.local import LocalNode
 from headrace_deploy.ports import with_real_ports
 from headrace_deploy.progress import Steps
@@ -39,7 +39,7 @@ def run(console: Console, clock: Clock, environ: Mapping[str, str], *, keep: boo
     Raises:
         LaunchError: Something did not come up; logs are kept and named.
     """
-    state_dir = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
+    state_dir = fresh_folder("headrace-demo-")
     began_s = clock.monotonic_s()
     is_wanted = False
     try:

@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final, Self
 import httpx
 import yaml
 
+from headrace_deploy.folders import fresh_folder, open_log
 from headrace_deploy.leash import LeashOrder, order_arguments
 from headrace_deploy.node_plan import (
     NodePlan,
@@ -77,7 +77,7 @@ class LocalNode:
         self._metal = metal
         self._clock = clock
         # Ray opens its session folder to everybody; this one around it stays closed.
-        self._folder = Path(tempfile.mkdtemp(prefix="hr-", dir="/tmp"))
+        self._folder = fresh_folder("hr-", "/tmp")
         self.token_file = self._folder / "token"
         self._token = secrets.token_hex(32)
         self._environ = node_environment(environ, self.token_file)
@@ -104,14 +104,13 @@ class LocalNode:
         """Start the head and wait until its REST interface answers.
 
         Raises:
-            LaunchError: It did not come up; the message says where its log is.
+            LaunchError: It did not come up; the message says where its log is, or why there is none.
         """
         self.token_file.touch(mode=0o600)
         self.token_file.write_text(self._token)
-        self._logs.mkdir(parents=True, exist_ok=True)
         command = start_command(_program("ray"), self._plan())
         order = LeashOrder(command=tuple(command), grace_s=_GRACE_S, remove=self._folder)
-        with self.log_file.open("wb") as log:
+        with open_log(self._settings.state_dir, self.log_file) as log:
             self._leash = subprocess.Popen(  # noqa: S603 - our own module and Ray's program
                 order_arguments(order),
                 stdin=subprocess.PIPE,

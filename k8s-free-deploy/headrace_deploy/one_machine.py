@@ -5,20 +5,27 @@ import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.panel import Panel
 
+from headrace_deploy.folders import prepare_state_folder
 from headrace_deploy.local import LocalNode
 from headrace_deploy.ports import with_real_ports
 from headrace_deploy.progress import Report, Steps
 from headrace_deploy.serve_config import render
+from headrace_deploy.settings_sources import KEY_VARIABLE
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import SettingsError
 from headrace_replicas.contract.settings import Settings
+from headrace_replicas.engine.memory_plan import MemoryPlan
+from headrace_replicas.engine.memory_refusal import shown_bytes
 
-KEY_VARIABLE: Final = "HEADRACE_API_KEY"
+if TYPE_CHECKING:  # for its imports, see `read_and_plan`
+    from headrace_replicas.engine.budget import Budget
+    from headrace_replicas.engine.checkpoint import Checkpoint
+
 # 400 GB from a disk that gives 0.3 GB/s.
 _READY_S: Final = 1_400.0
 
@@ -42,15 +49,17 @@ def serve(
     Raises:
         SettingsError: The settings ask for several engines on one GPU.
         CheckpointError: The checkpoint is broken or not supported.
-        LaunchError: Something did not come up, or the head ended by itself.
+        MemoryPlanError: The model does not fit into memory.
+        LaunchError: The state folder cannot be used, something did not come up, or the head ended by itself.
     """
-    metal = engines_on_this_machine(settings, has_gpu=_uses_gpu(settings.engine.device))
+    metal = engines_on_this_machine(settings, has_gpu=uses_gpu(settings.engine.device))
     warning = exposure_warning(settings)
     if warning:
         errors.print(Panel(warning, title="open to everybody", style="bold red"))
+    prepare_state_folder(settings.state_dir)
     settings = with_real_ports(with_absolute_paths(settings))
     steps = Steps(console, clock)
-    with steps.step("the checkpoint is whole") as report:
+    with steps.step("the checkpoint is whole and fits into memory") as report:
         _check_checkpoint(settings, report)
     kept = {name: value for name, value in environ.items() if name != KEY_VARIABLE}
     with LocalNode(settings, metal=metal, environ=kept, clock=clock) as node:
@@ -112,6 +121,30 @@ def with_absolute_paths(settings: Settings) -> Settings:
     return settings.model_copy(update={"model": model, "ray": ray})
 
 
+def read_and_plan(settings: Settings) -> "tuple[Checkpoint, Budget]":
+    """Check a checkpoint, and plan one engine for it on this machine, as it would plan itself.
+
+    Raises:
+        CheckpointError: The checkpoint is broken or not supported.
+        MemoryPlanError: The model does not fit.
+    """
+    # The checks bring transformers, which takes seconds; other commands do without.
+    from headrace_replicas.engine.budget import draw_up  # noqa: PLC0415 - see above
+    from headrace_replicas.engine.checkpoint import (  # noqa: PLC0415 - see above
+        read_checkpoint,
+        resolve,
+    )
+
+    checkpoint = read_checkpoint(resolve(settings.model.path, settings.model.revision))
+    budget = draw_up(
+        checkpoint,
+        settings.engine,
+        context_tokens=settings.model.context_tokens,
+        on_gpu=uses_gpu(settings.engine.device),
+    )
+    return checkpoint, budget
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -119,7 +152,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _uses_gpu(device: str) -> bool:
+def uses_gpu(device: str) -> bool:
     """Whether engines will compute on a GPU.
 
     Answered without MLX: on a Mac already asking it opens the GPU in this process.
@@ -138,18 +171,23 @@ def _is_installed(distribution: str) -> bool:
 
 
 def _check_checkpoint(settings: Settings, report: Report) -> None:
-    """Refuse a broken checkpoint before anything starts."""
-    # The checks bring transformers, which takes seconds; other commands do without.
-    from headrace_replicas.engine.checkpoint import (  # noqa: PLC0415 - see above
-        read_checkpoint,
-        resolve,
-    )
-
+    """Refuse a checkpoint that is broken or does not fit, before anything starts."""
     report(settings.model.path)
-    checkpoint = read_checkpoint(resolve(settings.model.path, settings.model.revision))
+    checkpoint, budget = read_and_plan(settings)
     report(f"{checkpoint.model_type}, {checkpoint.tensor_bytes / 1e9:.2f} GB")
     for warning in checkpoint.warnings:
         report(f"warning: {warning}")
+    report(in_one_line(budget.plan))
+
+
+def in_one_line(plan: MemoryPlan) -> str:
+    """Where the memory of an engine goes, for a person."""
+    parts = [f"resident {shown_bytes(plan.resident_bytes)}"]
+    if plan.experts_per_layer:
+        share = f"{plan.slots_per_layer} of {plan.experts_per_layer} experts"
+        parts.append(f"slots {shown_bytes(plan.slot_bytes)} ({share})")
+    parts += [f"KV cache {shown_bytes(plan.kv_bytes)}", f"limit {shown_bytes(plan.limit_bytes)}"]
+    return ", ".join(parts)
 
 
 def _tell_where(console: Console, node: LocalNode) -> None:

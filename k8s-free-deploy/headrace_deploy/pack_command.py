@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from headrace_deploy.byte_bar import ByteBars
+from headrace_deploy.folders import using_state_folder, why
 from headrace_replicas.contract.errors import SettingsError
 from headrace_replicas.engine.checkpoint import DEMO, Checkpoint, read_checkpoint, resolve
 from headrace_replicas.engine.experts.pack_index import state_folder
@@ -39,17 +40,13 @@ def run(request: Request, console: Console, bars: ByteBars) -> None:
 
     Raises:
         CheckpointError: The checkpoint is broken, or has no experts that can be packed.
+        LaunchError: The state folder cannot be used.
         SettingsError: The folder cannot be used or is too small.
     """
     checkpoint = read_checkpoint(resolve(request.model, request.revision))
     shared = state_folder(request.state_dir, checkpoint.fingerprint)
     folder = request.output or _default_folder(request, checkpoint, shared)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(f"{folder} cannot be made: {error.strerror}.", "output") from error
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise SettingsError(f"{folder} may not be read and written. Give another.", "output")
+    _prepare(folder, request.state_dir if folder == shared else None)
     report = pack_checkpoint(
         checkpoint,
         folder,
@@ -66,6 +63,30 @@ def _default_folder(request: Request, checkpoint: Checkpoint, shared: Path) -> P
     """The model's own folder, unless it is the program's or cannot be written."""
     is_ours = request.model != DEMO and os.access(checkpoint.path, os.W_OK)
     return checkpoint.path if is_ours else shared
+
+
+def _prepare(folder: Path, state_dir: Path | None) -> None:
+    """Make the folder of the pack.
+
+    Args:
+        folder: The folder.
+        state_dir: The state folder, where the pack goes below that; or else None.
+
+    Raises:
+        LaunchError: The state folder cannot be used.
+        SettingsError: Another folder cannot.
+    """
+    if state_dir is not None:
+        with using_state_folder(state_dir):
+            folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(
+            f"{folder} cannot be made: {why(error)}. Give another with --output.", "output"
+        ) from error
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise SettingsError(f"{folder} may not be read and written. Give another.", "output")
 
 
 def _link(shared: Path, folder: Path) -> None:

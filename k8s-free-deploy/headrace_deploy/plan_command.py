@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace_deploy.command_line import JsonOption, endings
-from headrace_deploy.one_machine import _uses_gpu
+from headrace_deploy.one_machine import read_and_plan
 from headrace_deploy.settings_sources import load
 from headrace_replicas.contract.settings import Settings
 from headrace_replicas.engine.footprint import ModelSizes
@@ -77,19 +77,7 @@ def plan_here(settings: Settings) -> tuple[ModelSizes, MemoryPlan]:
         CheckpointError: The checkpoint is broken or not supported.
         MemoryPlanError: The model does not fit.
     """
-    # The checks bring transformers, which takes seconds; other commands do without.
-    from headrace_replicas.engine.budget import draw_up  # noqa: PLC0415 - see above
-    from headrace_replicas.engine.checkpoint import (  # noqa: PLC0415 - see above
-        read_checkpoint,
-        resolve,
-    )
-
-    budget = draw_up(
-        read_checkpoint(resolve(settings.model.path, settings.model.revision)),
-        settings.engine,
-        context_tokens=settings.model.context_tokens,
-        on_gpu=_uses_gpu(settings.engine.device),
-    )
+    _, budget = read_and_plan(settings)
     return budget.sizes, budget.plan
 
 

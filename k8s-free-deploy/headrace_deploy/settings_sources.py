@@ -22,9 +22,8 @@ from headrace_replicas.contract.settings import Section, Settings
 from headrace_serve.http.keys import KeyRing
 
 _PREFIX: Final = "HEADRACE_"
-# A single underscore where two belong is this close to the real name; names that other parts of
-# the project read from the environment are far below.
-_TYPO_RATIO: Final = 0.9
+KEY_VARIABLE: Final = "HEADRACE_API_KEY"
+"""Keys that clients must send, in clear text; only `headrace serve` reads it."""
 _SECRETS: Final = frozenset({"gateway.api_keys"})
 
 
@@ -80,7 +79,7 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
 
     Args:
         file: A YAML file of settings; None reads none.
-        environ: Environment variables; those named HEADRACE_<SECTION>__<FIELD> count.
+        environ: Environment variables; those that begin with HEADRACE_ count.
         overrides: Values from the command line by dotted name.
 
     Raises:
@@ -94,9 +93,19 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
             raise _unknown(name, entry.origin, fields())
     settings = _validate(given)
     _require_digests(settings, given)
-    state_dir = settings.state_dir.expanduser().absolute()
+    state_dir = _absolute(settings.state_dir)
     origins = {name: given[name].origin if name in given else "default" for name in fields()}
     return Loaded(settings=settings.model_copy(update={"state_dir": state_dir}), origins=origins)
+
+
+def _absolute(state_dir: Path) -> Path:
+    try:
+        return state_dir.expanduser().absolute()
+    except RuntimeError as error:
+        raise SettingsError(
+            f"state_dir = {state_dir}: there is no such home folder; write the path in full",
+            "state_dir",
+        ) from error
 
 
 def parse_text(name: str, text: str, origin: str) -> object:
@@ -150,14 +159,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
     known = {variable(name): name for name in fields()}
     given: dict[str, _Given] = {}
     for key in sorted(environ):
-        if not key.startswith(_PREFIX):
+        if not key.startswith(_PREFIX) or key == KEY_VARIABLE:
             continue
-        if key in known:
-            origin = f"environment {key}"
-            value = parse_text(known[key], environ[key], origin)
-            given[known[key]] = _Given(value=value, origin=origin)
-        elif "__" in key or _closest(key, known, _TYPO_RATIO):
-            raise _unknown_variable(key, known)
+        if key not in known:
+            raise _unknown_variable(key, [*known, KEY_VARIABLE])
+        origin = f"environment {key}"
+        value = parse_text(known[key], environ[key], origin)
+        given[known[key]] = _Given(value=value, origin=origin)
     return given
 
 
@@ -210,8 +218,13 @@ def _unknown(name: str, origin: str, known: Iterable[str]) -> SettingsError:
 
 
 def _unknown_variable(key: str, known: Iterable[str]) -> SettingsError:
-    closest = _closest(key, known, 0.5)
-    advice = f"did you mean {closest}?" if closest else "names are HEADRACE_<SECTION>__<FIELD>"
+    # Without the prefix, which makes every two of them alike.
+    closest = _closest(key.removeprefix(_PREFIX), [one.removeprefix(_PREFIX) for one in known], 0.5)
+    advice = (
+        f"did you mean {_PREFIX}{closest}?"
+        if closest
+        else "unset it, or write HEADRACE_<SECTION>__<FIELD> for a setting of `headrace config show`"
+    )
     return SettingsError(f"unknown environment variable {key}; {advice}", key)
 
 

@@ -199,8 +199,8 @@ class Replica:
                 continue
             try:
                 result = await self._prove("self")
-            except EngineFaultError as error:
-                self.leave(f"the engine ended: {error}")
+            except HeadraceError as error:
+                self.leave(f"own canary got no answer: {error}")
                 return
             if not result.passed:
                 self.leave(f"own canary failed: {result.detail}")

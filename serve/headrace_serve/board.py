@@ -177,6 +177,11 @@ class Board:
             self._claims[key] = Claim(replica_id=replica_id, tokens=tokens, claimed_s=at_s)
         stir()
 
+    def unclaim(self, request: GenerateRequest) -> None:
+        """The router has nobody for this attempt any more: it waits again."""
+        with self._lock:
+            self._claims.pop(attempt_key(request), None)
+
     def holder(self, request: GenerateRequest) -> str | None:
         """The replica that has this attempt, or None while it waits for one."""
         with self._lock:

@@ -117,7 +117,11 @@ _OfOneReplica = ProbeFinished | ProbeUnanswered | AttemptFailed | DrainOrdered |
 def _told(state: FleetState, name: str, notice: _OfOneReplica, moment: Moment) -> FleetState:
     replica = state.replicas.get(name)
     if replica is None:
-        return state
+        if not (isinstance(notice, AttemptFailed) and notice.failure == "died"):
+            return state
+        # A controller that has just started may hear of a death before it has seen the fleet. All
+        # other troubles will show again when it has.
+        replica = probes.newborn(name, moment)
     match notice:
         case ProbeFinished(result=result):
             changed = probes.judge(replica, result, moment)

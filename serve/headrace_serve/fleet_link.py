@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import ray
 from ray import serve
-from ray.exceptions import RayError
 
 from headrace_replicas.contract.fleet import Incident, Notice
 from headrace_serve.board import BOARD
@@ -50,7 +49,7 @@ class FleetLink:
         """The controller's incidents.
 
         Raises:
-            RayError, ValueError, TimeoutError: The controller cannot be reached.
+            Exception: The controller cannot be reached; Ray's errors share no other base.
         """
         found: tuple[Incident, ...] = await self._ask("incidents")
         return found
@@ -59,8 +58,8 @@ class FleetLink:
         while True:
             try:
                 BOARD.publish(await self._ask("watch", BOARD.view.version))
-            except (RayError, ValueError, TimeoutError) as error:
-                log.warning("no board from the controller: %s", error)
+            except Exception as error:  # noqa: BLE001  this line must outlive whatever a call raises
+                log.warning("no board from the controller: %r", error)
                 await asyncio.sleep(_RETRY_S)
 
     async def _send_notices(self) -> None:
@@ -71,15 +70,15 @@ class FleetLink:
             self._notices.clear()
             try:
                 await self._ask("notify", batch)
-            except (RayError, ValueError, TimeoutError) as error:
-                log.warning("%d notices wait for the controller: %s", len(batch), error)
-                self._notices.extendleft(reversed(batch))
+            except Exception as error:  # noqa: BLE001  as above
+                log.warning("%d notices wait for the controller: %r", len(batch), error)
+                self._notices = deque((*batch, *self._notices), maxlen=_KEPT_NOTICES)
                 await asyncio.sleep(_RETRY_S)
                 self._wanted.set()
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         # The handle of a recreated actor is a new one, so it is looked up for each call.
-        controller: Any = await asyncio.to_thread(serve.get_deployment_actor, CONTROLLER_NAME)
-        call: ray.ObjectRef[Any] = getattr(controller, method).remote(*arguments)
         async with asyncio.timeout(_CALL_S):
+            controller: Any = await asyncio.to_thread(serve.get_deployment_actor, CONTROLLER_NAME)
+            call: ray.ObjectRef[Any] = getattr(controller, method).remote(*arguments)
             return await call

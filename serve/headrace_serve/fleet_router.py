@@ -61,6 +61,8 @@ class FleetRouter(RequestRouter):
         ]
         decision = pick(board.BOARD.candidates(free), board.BOARD.ask_for(request, now_s))
         if not decision.ranked:
+            # It may have been refused by the replica that it was claimed for.
+            board.BOARD.unclaim(request)
             return []
         chosen = decision.ranked[0]
         board.BOARD.claim(request, chosen, now_s)

@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
-from ray.exceptions import RayActorError, RayTaskError
-from ray.serve.exceptions import RayServeException
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from headrace_replicas.contract.errors import HeadraceError
@@ -36,9 +36,11 @@ class RayReplicas:
             if failure is None:
                 raise
             raise AttemptLostError(failure, str(error)) from error
+        except RequestCancelledError as error:
+            raise AttemptLostError(None, _first_line(error)) from error
         except RayActorError as error:
             raise AttemptLostError("died", _first_line(error)) from error
-        except (RayTaskError, RayServeException) as error:
+        except Exception as error:  # whatever else the hop raises, the attempt on it is lost
             raise AttemptLostError("faulted", _first_line(error)) from error
         finally:
             # Over gRPC only an explicit cancel reaches the replica every time.

@@ -31,11 +31,12 @@ class AttemptLostError(Exception):
     """An attempt will bring nothing more; its request may go on elsewhere.
 
     Attributes:
-        failure: What kind of loss it was.
+        failure: What kind of loss it was; None when the call was taken back and no replica is to
+            blame, as Ray Serve does when it hears first that the client has left.
         raw_text: The text of the failure as it came.
     """
 
-    def __init__(self, failure: AttemptFailure, raw_text: str) -> None:
+    def __init__(self, failure: AttemptFailure | None, raw_text: str) -> None:
         super().__init__(failure, raw_text)
         self.failure = failure
         self.raw_text = raw_text
@@ -168,8 +169,8 @@ class TokenStream:
                 if accepted is not None:
                     self._note_delivery(request)
                     yield accepted
-        except AttemptLostError:
-            lost = True
+        except AttemptLostError as error:
+            lost = error.failure is not None
             raise
         finally:
             self._holder = board.holder(request)
@@ -196,7 +197,7 @@ class TokenStream:
         arriving = self._arriving = asyncio.ensure_future(anext(chunks, None))
         await self._wait(arriving, request)
         if arriving.cancelled():
-            raise AttemptLostError("died", "the call to the replica was cancelled from inside")
+            raise AttemptLostError(None, "the call to the replica was taken back")
         chunk = arriving.result()
         if chunk is None:
             raise AttemptLostError("ended_early", "the stream ended without a finish reason")
@@ -326,7 +327,7 @@ class TokenStream:
                     self.resume = self._base.resume_mode
 
     def _blame(self, lost: AttemptLostError) -> None:
-        if self._holder is None:
+        if self._holder is None or lost.failure is None:
             return
         now_s = self._parts.clock.now_s()
         self._left = self._left or self._holder

@@ -52,7 +52,6 @@ FAILURES: dict[FaultKind, AttemptFailure] = {
     "engine_fault": "faulted",
     "refuse_weights": "mismatch",
     "end_cleanly": "ended_early",
-    "cancelled_inside": "died",
     "stall": "stalled",
     "never_accept": "stalled",
     "contradict": "mismatch",
@@ -85,6 +84,17 @@ def test_a_lost_attempt_does_not_show_in_the_answer(
     assert scene.stream.attempts == 2
     assert scene.stream.resume == ("fast" if delivered else None)
     assert scene.suspects() == failed.replica_id
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_call_that_was_taken_back_blames_nobody(cut: int, end: FinishReason) -> None:
+    """Ray Serve takes it back when a client leaves, and the gateway may hear of that later."""
+    scene = Scene(by_attempt(Fault(kind="cancelled_inside", at=cut)), model=ENDS[end])
+    assert read(scene, request(end)) == undisturbed(end)
+    assert scene.notices == []
+    assert scene.suspects() == ""
+    assert scene.stream.attempts == 2
 
 
 @pytest.mark.parametrize("apart", [True, False])

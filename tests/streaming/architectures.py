@@ -7,6 +7,7 @@ another one therefore shows as a gap, not as silence.
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,7 @@ def by_module(name: str) -> Architecture:
     return {one.module: one for one in ARCHITECTURES}[name]
 
 
+@cache
 def seam_modules() -> frozenset[str]:
     """Model files of the installed mlx-lm whose experts sit in switch layers."""
     spec = find_spec("mlx_lm")

@@ -290,9 +290,7 @@ def _same(one: mx.array, other: mx.array) -> bool:
     return one.dtype == other.dtype and bool(mx.array_equal(one, other).item())
 
 
-def _reads(
-    resident: Resident, written: Written, missed: int, read: ReadTotals
-) -> Iterator[str]:
+def _reads(resident: Resident, written: Written, missed: int, read: ReadTotals) -> Iterator[str]:
     """The prompt reads each expert that it needs once in each layer, and not a byte more."""
     if missed != resident.prefill_needs:
         yield f"the prompt needs {resident.prefill_needs} experts and brought {missed}"

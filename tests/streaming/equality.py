@@ -27,6 +27,7 @@ from tests.streaming.trials import (
     modes_of,
     try_architecture,
     try_layout,
+    try_packed,
     try_refusal,
     try_scales,
 )
@@ -74,11 +75,12 @@ def rows(modules: Sequence[str], modes: Sequence[str], jobs: int) -> Iterator[Ro
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         tried = [(name, pool.submit(try_architecture, name, modes)) for name in modules]
         layouts = [pool.submit(try_layout, layout.title) for layout in STREAMING_LAYOUTS]
+        packed = [pool.submit(try_packed, layout.title) for layout in REFUSED_LAYOUTS]
         refusals = [pool.submit(try_refusal, layout.title) for layout in REFUSED_LAYOUTS]
         scales = pool.submit(try_scales)
         for name, verdicts in tried:
             yield row_of(name, verdicts.result(), _fact(name))
-        for layout in layouts:
+        for layout in (*layouts, *packed):
             yield row_of(layout.result().what, [layout.result()])
         verdict = scales.result()
         yield row_of(f"{verdict.what}, {verdict.mode}", [verdict], "bytes only: it needs a GPU")
@@ -86,9 +88,7 @@ def rows(modules: Sequence[str], modes: Sequence[str], jobs: int) -> Iterator[Ro
             found = refusal.result()
             note = "refused: mlx-lm computes these experts while it loads"
             cells = ("", "", "", "")
-            yield Row(
-                what=found.what, cells=cells, note=note, complaints=tuple(found.complaints)
-            )
+            yield Row(what=found.what, cells=cells, note=note, complaints=tuple(found.complaints))
 
 
 def row_of(what: str, verdicts: Sequence[Verdict], note: str = "") -> Row:

@@ -87,9 +87,9 @@ def fused(container: str, *, transposed: bool) -> Callable[[Tensors], Tensors]:
                 for projection in ("gate_proj", "up_proj", "down_proj")
             )
             both = mx.concatenate([gate, up], axis=1)
-            turn = (lambda array: array.swapaxes(1, 2)) if transposed else (lambda array: array)
-            together[f"{before}.experts.gate_up_proj"] = mx.contiguous(turn(both))
-            together[f"{before}.experts.down_proj"] = mx.contiguous(turn(down))
+            for whole, array in (("gate_up_proj", both), ("down_proj", down)):
+                turned = array.swapaxes(1, 2) if transposed else array
+                together[f"{before}.experts.{whole}"] = mx.contiguous(turned)
         return together
 
     return rewrite

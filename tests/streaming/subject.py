@@ -26,28 +26,28 @@ class Subject:
 
     Args:
         architecture: What it is.
-        model: Resident or streamed.
+        model: mlx-lm's, resident or streamed, or one that speculates with it.
     """
 
-    def __init__(self, architecture: Architecture, model: Module) -> None:
+    def __init__(self, architecture: Architecture, model: Any) -> None:
         self._batches = not architecture.unbatched and not architecture.metal_only
         alone = architecture.metal_only
         self._model: Any = LayersAlone(model, architecture.top_k) if alone else model
         self._new_cache: Callable[[], Any] = list if alone else lambda: make_prompt_cache(model)
-        self._cache = self._new_cache()
+        self._cache: Any = self._new_cache()
         self._newest: mx.array | None = None
 
     def prefill(self) -> mx.array:
         """Logits of the prompt, shape (1, tokens, vocabulary)."""
-        return self._forward(PROMPT)
+        return self._forward(mx.array(PROMPT))
 
     def decode(self) -> tuple[mx.array, ...]:
         """Logits of single steps after the prompt, each with the likeliest token before it."""
         steps = []
         for _ in range(DECODE_STEPS):
             assert self._newest is not None
-            token = int(mx.argmax(self._newest[0, -1]).item())
-            steps.append(self._forward([token % VOCABULARY]))
+            likeliest = mx.argmax(self._newest[0, -1]) % VOCABULARY
+            steps.append(self._forward(likeliest[None]))
         return tuple(steps)
 
     def wait(self) -> tuple[mx.array, ...]:
@@ -80,8 +80,8 @@ class Subject:
                 running -= {response.uid} if response.finish_reason else set()
         return tuple(mx.stack(steps[one]) for one in ids)
 
-    def _forward(self, tokens: list[int]) -> mx.array:
-        logits: mx.array = self._model(mx.array([tokens]), cache=self._cache)
+    def _forward(self, tokens: mx.array) -> mx.array:
+        logits: mx.array = self._model(tokens[None], cache=self._cache)
         mx.eval(logits)
         self._newest = logits
         return logits
@@ -104,7 +104,7 @@ class LayersAlone:
         self._embedding = mx.random.normal((VOCABULARY, WIDTH), key=mx.random.key(1))
         self._gate = mx.random.normal((WIDTH, EXPERTS), key=mx.random.key(2))
 
-    def __call__(self, tokens: mx.array, cache: object) -> mx.array:
+    def __call__(self, tokens: mx.array, cache: object) -> mx.array:  # noqa: ARG002 - a model's
         """The hidden states after the last layer, shape (1, tokens, width)."""
         hidden = self._embedding[tokens]
         for layer in self._layers:

@@ -129,7 +129,7 @@ def _random(path: str, shape_of: mx.array) -> mx.array:
     shape, dtype = shape_of.shape, shape_of.dtype
     if not mx.issubdtype(dtype, mx.floating):
         return mx.random.randint(0, 1 << 31, shape, key=key).astype(dtype)
-    noise = mx.random.normal(shape, key=key)
+    noise: mx.array = mx.random.normal(shape, key=key)
     if len(shape) > 1:
         return (noise * shape[-1] ** -0.5).astype(dtype)
     if "correction_bias" in path or "expert_bias" in path:
@@ -182,9 +182,7 @@ def _cast(model: Module, target: mx.Dtype) -> None:
 def write_texts(folder: Path, config: Config) -> None:
     """The files of a checkpoint that are no tensors."""
     save_config(config, folder / "config.json")
-    Tokenizer(WordLevel({"word": 0, "end": 1}, unk_token="word")).save(
-        str(folder / "tokenizer.json")
-    )
+    Tokenizer(WordLevel({"word": 0, "end": 1})).save(str(folder / "tokenizer.json"))
 
 
 def _parameters(model: Module) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """Everything that is tried, one checkpoint at a time, each by itself in a folder of its own."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from headrace_replicas.contract.errors import CheckpointError
 from headrace_replicas.engine.checkpoint import read_checkpoint
+from headrace_replicas.engine.packing import pack_checkpoint
 from tests.streaming.architectures import ARCHITECTURES, by_module
 from tests.streaming.comparison import Verdict, compare, compare_bytes, loaded
 from tests.streaming.layouts import LAYOUTS, Layout, lay_out
@@ -83,6 +85,22 @@ def try_refusal(title: str) -> Refusal:
                 return Refusal(what=title, message="")
         except CheckpointError as error:
             return Refusal(what=title, message=str(error))
+
+
+def try_packed(title: str) -> Verdict:
+    """The same layout once its experts are packed; it must stream."""
+    layout = layout_titled(title)
+    architecture, mode = by_module(layout.module), mode_named(layout.mode)
+    with tempfile.TemporaryDirectory(prefix="headrace-equality-") as folder:
+        written = lay_out(write(Path(folder), architecture, mode), layout)
+        checkpoint = read_checkpoint(written.folder)
+        pack_checkpoint(checkpoint, written.folder, workers=1, bar=_no_bar)
+        return compare(architecture, mode, written, f"{title}, packed")
+
+
+@contextmanager
+def _no_bar(_title: str, _total_bytes: int) -> Iterator[Callable[[int], None]]:
+    yield lambda _bytes: None
 
 
 def layout_titled(title: str) -> Layout:

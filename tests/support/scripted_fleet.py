@@ -54,13 +54,13 @@ LOSSES: Final[tuple[FaultKind, ...]] = (
     "engine_fault",
     "refuse_weights",
     "end_cleanly",
-    "cancelled_inside",
     "stall",
     "never_accept",
     "contradict",
     "leave_gap",
 )
-"""Faults that end their attempt."""
+"""Faults that end their attempt, for which its replica is to blame. (`cancelled_inside` ends one
+too, and nobody is.)"""
 
 HARMLESS: Final[tuple[FaultKind, ...]] = ("pause", "duplicate", "overlap", "late_chunk")
 """Faults that an attempt survives."""

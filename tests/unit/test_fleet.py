@@ -10,6 +10,7 @@ from headrace_replicas.contract.fleet import (
     ReplicaState,
     SnapshotSeen,
     Tick,
+    WriteIncident,
 )
 from headrace_replicas.contract.settings import FleetSettings
 from headrace_serve import fleet
@@ -136,14 +137,24 @@ def test_a_proof_leads_to_ready_from_three_states_only() -> None:
 
 
 def test_strangers_are_ignored() -> None:
-    """A notice about a replica that nobody listed changes nothing."""
+    """A notice about a replica that nobody listed changes nothing, except that it died."""
     fleet_ = Fleet()
     before = fleet_.state
-    fleet_.lose_attempt("x", "died")
+    fleet_.lose_attempt("x", "stalled")
     fleet_.no_answer("x")
     fleet_.hear(ProbeFinished(result=verdict("x"), at_s=0.0))
     fleet_.hear(DrainOrdered(replica_id="x", drain=True, at_s=0.0))
     assert fleet_.state is before
+
+
+def test_a_loss_that_a_new_controller_hears_first_of_is_an_incident() -> None:
+    """An engine may die while the controller is dead; gateways keep the notice for the next one."""
+    fleet_ = Fleet()
+    effects = fleet_.lose_attempt("x", "died")
+    assert [effect.incident.cause for effect in effects if isinstance(effect, WriteIncident)] == [
+        Cause.REPLICA_DIED
+    ]
+    assert fleet_.state.replicas["x"].state is ReplicaState.LOST
 
 
 def test_the_board_shows_each_replica_once_and_sorted() -> None:

@@ -65,7 +65,7 @@ def test_a_whole_chat_answer_is_one_that_openais_client_reads() -> None:
     answer = ChatCompletion.model_validate(reply.json, strict=True)
     assert answer.choices[0].message.role == "assistant"
     assert (answer.model, answer.created) == ("headrace-demo", EPOCH_S)
-    assert answer.id == f"chatcmpl-{reply.headers['x-request-id']}"
+    assert re.fullmatch("chatcmpl-[0-9a-f]{32}", answer.id)
     assert answer.usage is not None
     prompt_ids = demo_tokenizer().render_chat(ASKED["messages"])
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt_ids), COUNT)
@@ -79,7 +79,7 @@ def test_a_whole_completion_is_one_that_openais_client_reads() -> None:
     reply = GatewayScene().complete()
     assert (reply.status, text_of(reply), finish_of(reply)) == (200, ANSWER, "stop")
     answer = Completion.model_validate(reply.json, strict=True)
-    assert answer.id == f"cmpl-{reply.headers['x-request-id']}"
+    assert re.fullmatch("cmpl-[0-9a-f]{32}", answer.id)
     assert answer.usage is not None
     assert answer.usage.total_tokens == len(demo_tokenizer().encode("once")) + COUNT
 
@@ -93,7 +93,7 @@ def test_a_stream_keeps_the_rules_and_says_the_same_as_the_whole_answer(
     assert (text_of(reply), finish_of(reply)) == (ANSWER, "stop")
     assert reply.body.endswith(b"data: [DONE]\n\n")
     assert reply.body.count(b"[DONE]") == 1
-    assert {event["id"].split("-")[1] for event in reply.events} == {reply.headers["x-request-id"]}
+    assert len({event["id"] for event in reply.events}) == 1
     assert {(event["created"], event["model"]) for event in reply.events} == {
         (EPOCH_S, "headrace-demo")
     }
@@ -122,7 +122,7 @@ def test_usage_and_moves_come_in_the_last_chunk_when_they_are_asked_for(endpoint
     assert all(event["usage"] is None and event["choices"] for event in others)
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == COUNT
-    assert last["headrace"] == {"attempts": "2", "resume": "fast"}
+    assert last["headrace"] == {"attempts": 2, "resume": "fast"}
 
 
 def test_an_empty_answer_is_an_answer() -> None:

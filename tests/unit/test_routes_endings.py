@@ -80,7 +80,6 @@ def test_two_requests_with_one_id_do_not_share_anything_inside() -> None:
 
     scene = GatewayScene(by_attempt(Fault(kind="die", at=4)))
     replies = run(story())
-    assert [reply.headers["x-request-id"] for reply in replies] == ["same", "same"]
     assert len({reply.json["id"] for reply in replies}) == 2
     assert len({attempt.request_id for _, attempt in scene.fleet.attempts}) == 2
     scene.check_nothing_left()

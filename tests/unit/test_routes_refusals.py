@@ -1,11 +1,11 @@
 """The gateway's answers to bad requests, unknown routes, wrong keys and odd headers."""
 
 import json
-import re
 
 import pytest
 
 from headrace_replicas.contract.settings import GatewaySettings
+from headrace_serve.http import routes
 from headrace_serve.http.keys import digest
 from tests.support.gateway_scene import (
     ASKED,
@@ -172,7 +172,8 @@ def test_an_unknown_route_is_404_and_a_wrong_method_405_with_the_right_one() -> 
 def test_no_method_on_any_route_is_a_failure(path: str) -> None:
     scene = GatewayScene()
     for method in ("HEAD", "OPTIONS", "PUT", "DELETE", "NONSENSE"):
-        assert 200 <= run(scene.request(method, path)).status < 500
+        # 503 is what /readyz has to say while no replica is ready, by HEAD as by GET.
+        assert run(scene.request(method, path)).status in {*range(200, 500), 503}
 
 
 def test_the_routes_describe_themselves() -> None:
@@ -214,15 +215,27 @@ def test_a_timeout_that_is_no_positive_number_is_refused_by_name(name: str, valu
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/models", "/v1/nothing"])
-@pytest.mark.parametrize("given", ["mine", "a.b:c_d-9", "x" * 128])
-def test_a_sane_request_id_is_echoed_on_every_answer(given: str, path: str) -> None:
-    reply = post(path, ASKED, headers={"x-request-id": given})
-    assert reply.headers["x-request-id"] == given
+def test_the_request_id_header_is_left_to_the_proxy(path: str) -> None:
+    """It echoes the client's id on every answer; a second one would contradict it."""
+    assert "x-request-id" not in post(path, ASKED, headers={"x-request-id": "mine"}).headers
 
 
-@pytest.mark.parametrize("given", [None, "", "a b", "x" * 129, "a\u00e9", "{}"])
-def test_without_a_sane_request_id_a_fresh_one_is_given(given: str | None) -> None:
-    headers = {} if given is None else {"x-request-id": given}
-    ids = {post("/v1/nothing", ASKED, headers=headers).headers["x-request-id"] for _ in range(2)}
-    assert len(ids) == 2
-    assert all(re.fullmatch(FRESH_ID, one) for one in ids)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"messages": [{"role": "user", "content": "word " * 60_000}]},
+        {"messages": [{"role": "user", "content": "x"}] * 3000},
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_encoded(
+    change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_SHORT_BODY_BYTES", 10**9)  # virtual time knows no threads
+    reply = post(CHAT, {**ASKED, **change})
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert "cannot fit" in reply.error["message"]
+
+
+def test_a_stop_string_of_megabytes_is_refused() -> None:
+    reply = post(CHAT, {**ASKED, "stop": ["fine", "x" * 1001]})
+    assert (reply.status, reply.error["param"]) == (400, "stop[1]")

@@ -130,7 +130,12 @@ class AnswerWriter:
                         logprobs=self._logprobs(entries),
                         **{self._endpoint.text_name: "".join(pieces)},
                     )
-                    return json_response(body, headers=_moves(part, "x-headrace-"))
+                    return json_response(
+                        body,
+                        headers={
+                            f"x-headrace-{name}": str(value) for name, value in _moves(part).items()
+                        },
+                    )
                 pieces.append(part.text)
                 entries.extend(part.logprobs)
         raise _without_ending()
@@ -150,7 +155,7 @@ class AnswerWriter:
             async with aclosing(self._service.answer(self._admitted)) as parts:
                 async for part in parts:
                     if isinstance(part, AnswerEnd):
-                        moves = _moves(part, "") if include_headrace else None
+                        moves = _moves(part) if include_headrace else None
                         for chunk in stream.end(part.finish_reason, part.usage, headrace=moves):
                             yield event(chunk)
                         yield DONE
@@ -174,8 +179,8 @@ def _without_ending() -> HeadraceError:
     return HeadraceError("The answer stopped without its ending: a fault of the gateway.")
 
 
-def _moves(end: AnswerEnd, prefix: str) -> dict[str, str]:
-    return {f"{prefix}attempts": str(end.attempts), f"{prefix}resume": end.resume or "none"}
+def _moves(end: AnswerEnd) -> dict[str, object]:
+    return {"attempts": end.attempts, "resume": end.resume or "none"}
 
 
 def timeout_of(value: str | None) -> float | None:

@@ -15,6 +15,9 @@ from headrace_replicas.contract.errors import InvalidRequestError, UnsupportedPa
 MAX_STOPS = 4
 """Stop strings of one request, as in OpenAI's API."""
 
+MAX_STOP_CHARACTERS = 1000
+"""The matcher builds a node for each character. No limit of OpenAI's is known; this is ours."""
+
 MAX_BIASED_TOKENS = 1024
 """Entries of `logit_bias`, as in OpenAI's API."""
 
@@ -113,8 +116,9 @@ def template_kwargs(value: object) -> dict[str, object]:
 
 
 def _stop(value: object, param: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise wrong(param, "a string that is not empty", value)
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_STOP_CHARACTERS:
+        wanted = f"a string of 1 to {MAX_STOP_CHARACTERS} characters"
+        raise wrong(param, wanted, value)
     return value
 
 

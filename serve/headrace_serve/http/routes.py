@@ -1,14 +1,13 @@
 """The FastAPI application: routes, keys, request ids and error shapes around `GatewayService`."""
 
-import re
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import asdict
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -36,8 +35,12 @@ from headrace_serve.incidents import summary
 
 ReadIncidents = Callable[[], Awaitable[tuple[Incident, ...]]]
 
-_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+Work = ParamSpec("Work")
+Result = TypeVar("Result")
+
 _TIMEOUT_HEADERS: Final = ("x-request-timeout", "x-request-timeout-seconds")
+# A body of this length is parsed, rendered and encoded in about 20 ms.
+_SHORT_BODY_BYTES: Final = 32 * 1024
 # These say nothing but whether the service is well and what its routes are.
 _OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/openapi.json", "/docs"})
 
@@ -85,30 +88,30 @@ class Reception:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Ray Serve's proxy echoes the client's x-request-id. Inside, a request goes by an id of its
+        # own: two live ones may carry the same header, and must not share an engine's slot.
         fresh_id = secrets.token_hex(16)
         scope = {**scope, "state": {**scope.get("state", {}), "request_id": fresh_id}}
         request = Request(scope)
         begun = False
 
-        async def send_named(message: Message) -> None:
+        async def send_noted(message: Message) -> None:
             nonlocal begun
-            if message["type"] == "http.response.start":
-                begun = True
-                MutableHeaders(scope=message)["x-request-id"] = _echoed_id(request, fresh_id)
+            begun = begun or message["type"] == "http.response.start"
             await send(message)
 
         try:
             self._check_key(request)
-            await self._app(scope, receive, send_named)
+            await self._app(scope, receive, send_noted)
         except ClientDisconnect:
             return  # nobody is left to answer
         except HeadraceError as error:
-            await error_response(error)(scope, receive, send_named)
+            await error_response(error)(scope, receive, send_noted)
         except Exception as error:
             if begun:
                 raise  # the broken connection tells the client
             unforeseen = logged(error, request.url.path)
-            await error_response(unforeseen)(scope, receive, send_named)
+            await error_response(unforeseen)(scope, receive, send_noted)
 
     def _check_key(self, request: Request) -> None:
         if request.url.path not in _OPEN_PATHS:
@@ -146,15 +149,21 @@ def _add_generation(api: FastAPI, service: GatewayService, settings: GatewaySett
     @api.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat completions, streamed or whole."""
-        body = parse_chat(await _read(request, limits), limits)
-        admitted = service.admit_chat(body, request.state.request_id, _timeout_s(request))
+        raw = await _read(request, limits)
+        body = await _off_loop(raw, parse_chat, raw, limits)
+        admitted = await _off_loop(
+            raw, service.admit_chat, body, request.state.request_id, _timeout_s(request)
+        )
         return await respond(CHAT, body, admitted)
 
     @api.post("/v1/completions")
     async def completions(request: Request) -> Response:
         """OpenAI's legacy completions, streamed or whole."""
-        body = parse_completion(await _read(request, limits), limits)
-        admitted = service.admit_completion(body, request.state.request_id, _timeout_s(request))
+        raw = await _read(request, limits)
+        body = await _off_loop(raw, parse_completion, raw, limits)
+        admitted = await _off_loop(
+            raw, service.admit_completion, body, request.state.request_id, _timeout_s(request)
+        )
         return await respond(COMPLETION, body, admitted)
 
     @api.get("/v1/models")
@@ -169,11 +178,14 @@ def _add_generation(api: FastAPI, service: GatewayService, settings: GatewaySett
 
 
 def _add_state(api: FastAPI, service: GatewayService, read_incidents: ReadIncidents) -> None:
+    # Load balancers ask by HEAD.
+    @api.head("/livez", include_in_schema=False)
     @api.get("/livez")
     async def livez() -> Response:
         """This gateway process runs."""
         return json_response({"alive": True})
 
+    @api.head("/readyz", include_in_schema=False)
     @api.get("/readyz")
     async def readyz() -> Response:
         """A replica passed a generation probe lately; 503 with ages and reasons otherwise."""
@@ -223,14 +235,16 @@ async def _read(request: Request, limits: BodyLimits) -> bytes:
     return bytes(held)
 
 
-def _echoed_id(request: Request, fresh: str) -> str:
-    """The id that every answer's header names: the client's own when it sent a sane one.
+async def _off_loop(
+    raw: bytes, work: Callable[Work, Result], *arguments: Work.args, **options: Work.kwargs
+) -> Result:
+    """Do the work on a body: on the event loop when it is short, on a thread when it is long.
 
-    Inside, a request always goes by the fresh id. Two live requests may carry the same header, and
-    must not share a journal's fence, an engine's slot or a verdict.
+    All streams of this gateway stand still while its loop computes.
     """
-    given = request.headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else fresh
+    if len(raw) <= _SHORT_BODY_BYTES:
+        return work(*arguments, **options)
+    return await asyncio.to_thread(work, *arguments, **options)
 
 
 def _timeout_s(request: Request) -> float | None:

@@ -144,6 +144,7 @@ class GatewayService:
             ModelNotFoundError, InvalidRequestError, ContextLengthExceededError: As named.
         """
         self.model(body.model)
+        self._refuse_hopeless(len(body.messages), _text_bytes(body.messages), "messages")
         prompt = render(self._tokenizer, body.messages, body.template_variables)
         return self._admit(body, prompt, request_id, timeout_s)
 
@@ -157,12 +158,27 @@ class GatewayService:
         """
         self.model(body.model)
         prompt = body.prompt
+        self._refuse_hopeless(1, _text_bytes(prompt), "prompt")
         ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if any(token >= self._checkpoint.vocab_size for token in ids):
             raise InvalidRequestError(
                 f"Token ids must be below {self._checkpoint.vocab_size}.", "prompt"
             )
         return self._admit(body, ids, request_id, timeout_s)
+
+    def _refuse_hopeless(self, messages: int, text_bytes: int, param: str) -> None:
+        """Refuse what cannot fit into the context before seconds are spent on encoding it.
+
+        A message is at least one token, and a token stands for so many bytes at most.
+        """
+        most_bytes = self._context_tokens * self._tokenizer.longest_token_bytes
+        if messages <= self._context_tokens and text_bytes <= most_bytes:
+            return
+        raise ContextLengthExceededError(
+            f"{messages} messages with {text_bytes} bytes of text cannot fit into the model's "
+            f"context window of {self._context_tokens} tokens. Shorten them.",
+            param,
+        )
 
     def _admit(
         self,
@@ -281,6 +297,17 @@ class GatewayService:
             else f"no ready replica passed a generation probe in the last {window_s:.0f} s"
         )
         return ready, {"ready": ready, "reason": reason, "replicas": replicas}
+
+
+def _text_bytes(value: object) -> int:
+    """Bytes of all text in a JSON value, keys not counted."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, dict):
+        return sum(_text_bytes(held) for held in value.values())
+    if isinstance(value, list):
+        return sum(_text_bytes(held) for held in value)
+    return 0
 
 
 def _readiness(status: ReplicaStatus, now_s: float) -> dict[str, Any]:

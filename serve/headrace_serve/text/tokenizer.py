@@ -37,6 +37,8 @@ class TextTokenizer:
 
     Attributes:
         special_ids: Control tokens, whose text is never part of an answer.
+        longest_token_bytes: No token stands for more bytes than this; by it a text that cannot fit
+            is known without encoding it.
         vocab_size: One more than the highest id that stands for something. A model may have
             more logits than this; those ids have no bytes.
         scheme: How the vocabulary spells bytes.
@@ -60,6 +62,7 @@ class TextTokenizer:
         self.special_ids: frozenset[int] = frozenset(flagged.union(loaded.all_special_ids))
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.longest_token_bytes = max((len(text.encode()) for text in vocabulary), default=1)
         self._bytes: dict[int, bytes] = {}
         special_texts = [self.token_bytes(token_id).decode() for token_id in self.special_ids]
         self._control = ControlTokens(special_texts)
@@ -166,7 +169,10 @@ class TextTokenizer:
         return (twice.removeprefix(once) if twice.startswith(once) else once).encode()
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        encoding = self._backend.encode(_well_formed(text), add_special_tokens=add_special_tokens)
+        # The batch call lets other threads run meanwhile, which the call for one text does not.
+        [encoding] = self._backend.encode_batch_fast(
+            [_well_formed(text)], add_special_tokens=add_special_tokens
+        )
         return tuple(encoding.ids)
 
     def _ids_inside(self, text: str) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Streamed experts against resident ones, for every architecture."""
