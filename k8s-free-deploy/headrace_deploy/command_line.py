@@ -46,6 +46,6 @@ def endings(errors: Console) -> Iterator[None]:
 def _refusal(error: OSError) -> str:
     place = "" if error.filename is None else f"{error.filename}: "
     return (
-        f"{place}{why(error)}. Check that this path is right, that you may read and write there, and "
-        "that its disk has room"
+        f"{place}{why(error)}. Check that this path is right, that you may read and write there, "
+        "and that its disk has room"
     )

@@ -77,7 +77,7 @@ class LocalNode:
         self._metal = metal
         self._clock = clock
         # Ray opens its session folder to everybody; this one around it stays closed.
-        self._folder = fresh_folder("hr-", "/tmp")
+        self._folder = fresh_folder("hr-", "/tmp")  # noqa: S108 - made by mkdtemp
         self.token_file = self._folder / "token"
         self._token = secrets.token_hex(32)
         self._environ = node_environment(environ, self.token_file)
@@ -104,7 +104,7 @@ class LocalNode:
         """Start the head and wait until its REST interface answers.
 
         Raises:
-            LaunchError: It did not come up; the message says where its log is, or why there is none.
+            LaunchError: It did not come up; the message says where its log is, or why not.
         """
         self.token_file.touch(mode=0o600)
         self.token_file.write_text(self._token)

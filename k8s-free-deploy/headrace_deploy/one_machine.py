@@ -50,7 +50,8 @@ def serve(
         SettingsError: The settings ask for several engines on one GPU.
         CheckpointError: The checkpoint is broken or not supported.
         MemoryPlanError: The model does not fit into memory.
-        LaunchError: The state folder cannot be used, something did not come up, or the head ended by itself.
+        LaunchError: The state folder cannot be used, something did not come up, or the head ended
+            by itself.
     """
     metal = engines_on_this_machine(settings, has_gpu=uses_gpu(settings.engine.device))
     warning = exposure_warning(settings)

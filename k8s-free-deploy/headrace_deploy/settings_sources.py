@@ -223,7 +223,7 @@ def _unknown_variable(key: str, known: Iterable[str]) -> SettingsError:
     advice = (
         f"did you mean {_PREFIX}{closest}?"
         if closest
-        else "unset it, or write HEADRACE_<SECTION>__<FIELD> for a setting of `headrace config show`"
+        else "settings are HEADRACE_<SECTION>__<FIELD>, see `headrace config show`; unset any other"
     )
     return SettingsError(f"unknown environment variable {key}; {advice}", key)
 

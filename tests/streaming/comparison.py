@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -107,18 +107,19 @@ class Verdict:
         return [f"{self.what}, {self.mode}: {text}" for text in (*self.faults, *found)]
 
 
-def settings(architecture: Architecture) -> tuple[Setting, ...]:
-    """All experts, half, a quarter, and as few as one token needs."""
-    speculating = () if architecture.metal_only else (True,)
-    return (
-        Setting(slots=EXPERTS),
-        *(
-            Setting(slots=EXPERTS // part, speculates=speculates)
-            for part in (2, 4)
-            for speculates in (False, *speculating)
-        ),
-        Setting(slots=architecture.top_k),
-    )
+def settings(architecture: Architecture, mode: Mode) -> tuple[Setting, ...]:
+    """All experts, half, a quarter, and as few as one token needs.
+
+    Speculation is tried where most tokens end in it, and for dense models also where most batches
+    need more experts than fit.
+    """
+    half, quarter = Setting(slots=EXPERTS // 2), Setting(slots=EXPERTS // 4)
+    speculating = [half, quarter] if mode.packing is None else [half]
+    if architecture.metal_only:
+        speculating = []
+    fewest = Setting(slots=architecture.top_k)
+    tried = [replace(setting, speculates=True) for setting in speculating]
+    return (Setting(slots=EXPERTS), half, quarter, *tried, fewest)
 
 
 def compare(architecture: Architecture, mode: Mode, written: Written, what: str = "") -> Verdict:
@@ -130,7 +131,7 @@ def compare(architecture: Architecture, mode: Mode, written: Written, what: str 
     checkpoint = read_checkpoint(written.folder)
     resident = run_resident(architecture, mode, checkpoint)
     outcomes = []
-    chosen = settings(architecture)
+    chosen = settings(architecture, mode)
     for setting in chosen:
         with loaded(checkpoint, mode, setting.slots) as streamed:
             if setting is chosen[-1]:

@@ -14,9 +14,9 @@ from tests.streaming.model_configs import EXPERTS, VOCABULARY, WIDTH, Architectu
 # With one expert a token it still makes more than the 64 choices from which mlx-lm sorts them.
 PROMPT: Final = [(7 * position + 3) % VOCABULARY for position in range(72)]
 DECODE_STEPS: Final = 12
-BATCH: Final = ([5, 6, 7], list(range(20)), list(range(40, 81)))
-BATCH_TOKENS: Final = 6
-CHUNK_TOKENS: Final = 16
+BATCH: Final = ([5, 6, 7], list(range(18)), list(range(40, 74)))
+BATCH_TOKENS: Final = 5
+CHUNK_TOKENS: Final = 17
 # One-token prompts, the first one twice, whose results are asked for only when all have run.
 WAITING: Final = (5, 5, 9, 31, 67)
 

@@ -129,9 +129,9 @@ def _random(path: str, shape_of: mx.array) -> mx.array:
     shape, dtype = shape_of.shape, shape_of.dtype
     if not mx.issubdtype(dtype, mx.floating):
         return mx.random.randint(0, 1 << 31, shape, key=key).astype(dtype)
-    noise: mx.array = mx.random.normal(shape, key=key)
+    noise = mx.random.normal(shape, key=key)
     if len(shape) > 1:
-        return (noise * shape[-1] ** -0.5).astype(dtype)
+        return mx.multiply(noise, shape[-1] ** -0.5).astype(dtype)
     if "correction_bias" in path or "expert_bias" in path:
         # As small as the scores that it is added to, or it alone would choose the experts.
         return (0.01 * noise).astype(dtype)

@@ -15,6 +15,7 @@ from headrace_deploy.demo_play import Outcome
 from headrace_deploy.one_machine import (
     engines_on_this_machine,
     exposure_warning,
+    uses_gpu,
     with_absolute_paths,
 )
 from headrace_deploy.settings_sources import fields, load
@@ -157,7 +158,26 @@ def test_broken_checkpoint_exits_1_before_anything_starts(tmp_path: Path) -> Non
     assert "error:" in result.stderr
     assert "config.json" in result.stderr
     assert "Traceback" not in result.output
-    assert not (tmp_path / ".headrace").exists()
+    assert list((tmp_path / ".headrace").iterdir()) == []
+
+
+def test_a_model_that_does_not_fit_exits_1_before_anything_starts(tmp_path: Path) -> None:
+    """`serve` refuses it as `plan` does, with the numbers and the setting to change."""
+    result = headrace(
+        "serve", "--model", "demo", "--device", "cpu", "--port", "0", "--set", "ray.port=0",
+        "--set", "ray.dashboard_port=0", "--set", "engine.max_batch=100000000",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    for words in ("resident weights 2.0 MiB", "KV cache", "Set engine.max_batch to 1"):
+        assert words in result.stderr
+    assert "Ray's head" not in result.output
+    assert list((tmp_path / ".headrace").iterdir()) == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_a_device_by_name_needs_no_guess(device: str) -> None:
+    """Only `auto` looks at the machine."""
+    assert uses_gpu(device) == (device == "gpu")
 
 
 def test_several_engines_need_the_cpu() -> None:

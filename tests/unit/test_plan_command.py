@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace_deploy.cli import app
+from headrace_deploy.one_machine import in_one_line
 from headrace_deploy.plan_command import as_plain, as_table
 from headrace_replicas.engine.footprint import CacheSize, ExpertLayerSize, HostMemory, ModelSizes
 from headrace_replicas.engine.memory_plan import plan
@@ -171,3 +172,12 @@ def test_a_dense_model_has_no_rows_about_experts() -> None:
     names = list(as_table(dense, decided).columns[0].cells)
     assert names == ["resident weights", "KV cache", "headroom", "together", "limit of this host"]
     assert as_plain(dense, decided)["bytes_per_expert"] == 0
+    assert "slots" not in in_one_line(decided)
+
+
+def test_one_line_tells_where_the_memory_goes() -> None:
+    """What `serve` reports of a model that fits."""
+    decided = plan(SIZES, HOST, "25%", context_tokens=4096, max_batch=4)
+    assert in_one_line(decided) == (
+        "resident 1.00 GiB, slots 2.50 GiB (32 of 128 experts), KV cache 512.0 MiB, limit 8.00 GiB"
+    )

@@ -112,6 +112,8 @@ def test_unknown_keys_fail_by_name(write_file: WriteFile, text: str, param: str,
         ("HEADRACE_GATEWAY__PROT", "HEADRACE_GATEWAY__PORT"),
         ("HEADRACE_GATEWAY_PORT", "HEADRACE_GATEWAY__PORT"),
         ("HEADRACE_STATEDIR", "HEADRACE_STATE_DIR"),
+        ("HEADRACE_API_KEYY", "HEADRACE_API_KEY"),
+        ("HEADRACE_PORT", "HEADRACE_RAY__PORT"),
         ("HEADRACE_FLEET__PROBE_PERIOD", "HEADRACE_FLEET__PROBE_PERIOD_S"),
     ],
 )
@@ -121,8 +123,24 @@ def test_unknown_variables_fail_by_name(name: str, closest: str) -> None:
         load(None, {name: "1"}, {})
 
 
+@pytest.mark.parametrize("name", ["HEADRACE_BOGUS", "HEADRACE_", "HEADRACE_X__", "HEADRACE_zzz"])
+def test_variables_like_none_of_ours_fail_too(name: str) -> None:
+    """With our prefix nothing is passed over, even when it is empty."""
+    for value in ("1", ""):
+        with pytest.raises(SettingsError, match=rf"unknown environment variable {name};") as caught:
+            load(None, {name: value}, {})
+        assert caught.value.param == name
+
+
+def test_a_home_that_is_not_there_is_refused() -> None:
+    """`~name` of nobody has no meaning."""
+    with pytest.raises(SettingsError, match="write the path in full") as caught:
+        load(None, {"HEADRACE_STATE_DIR": "~no-such-person/x"}, {})
+    assert caught.value.param == "state_dir"
+
+
 def test_foreign_variables_pass() -> None:
-    """Variables of other programs and of other parts of headrace are none of ours."""
+    """Variables of other programs are none of ours, and the key of `serve` is no setting."""
     assert load(None, {"PATH": "/bin", "HEADRACE_API_KEY": "x"}, {}) == load(None, {}, {})
 
 
