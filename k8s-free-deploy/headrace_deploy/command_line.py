@@ -16,7 +16,11 @@ _INTERRUPTED: Final = 130
 
 StateDirOption = Annotated[
     Path | None,
-    typer.Option(help="Folder of incidents, canaries and device locks. (default: ~/.headrace)"),
+    typer.Option(
+        help="Folder of incidents, canaries and device locks. (default: ~/.headrace)",
+        # Whether it can be used is said by who uses it, wherever the name comes from.
+        readable=False,
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

@@ -12,6 +12,8 @@ from headrace_replicas.contract.errors import LaunchError
 
 def why(error: OSError) -> str:
     """What the system said, without the number that only programs need."""
+    if isinstance(error, FileExistsError):
+        return "a file of that name is in the way"
     return error.strerror or str(error) or type(error).__name__
 
 

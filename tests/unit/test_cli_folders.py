@@ -28,6 +28,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No setting of the machine that runs the tests counts, and lines are long enough."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "400")
+    # As `main` sets it: the first import of transformers writes a line of its own otherwise.
+    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     for name in list(os.environ):
         if name.startswith("HEADRACE_"):
             monkeypatch.delenv(name)
@@ -53,6 +55,7 @@ def test_a_file_is_no_state_folder(command: tuple[str, ...], tmp_path: Path) -> 
     file.write_text("")
     result = headrace(*command, "--state-dir", str(file))
     assert_refused(result, f"the state folder {file} cannot be used", "--state-dir")
+    assert "file of that name" in result.stderr or "Not a directory" in result.stderr
     below = headrace(*command, "--state-dir", str(file / "below"))
     assert_refused(below, "Not a directory", "--state-dir")
 
