@@ -24,6 +24,9 @@ _FORCED: Final[Mapping[str, str]] = {
     # the token is what keeps strangers out.
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Started by `uv run`, Ray would start each worker by `uv run` again, which looks at the project
+    # in the present folder; the workers are this very environment's.
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     # On one host there is nowhere to drain to; 30 s of waiting at the end would be for nothing.
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
 }

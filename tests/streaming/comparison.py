@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import mlx.core as mx
@@ -18,93 +18,11 @@ from headrace_replicas.engine.safetensors_header import read_header
 from tests.streaming.model_configs import EXPERTS, Architecture
 from tests.streaming.subject import Subject
 from tests.streaming.tiny_checkpoints import Mode, Written
+from tests.streaming.verdicts import Outcome, Resident, Setting, Verdict
 
 _READERS: Final = 2
 # A model that chooses fewer of its experts than this proves little.
 _LEAST_HIT_SHARE: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """How a model is streamed.
-
-    Attributes:
-        slots: Experts of a layer that fit into memory.
-        speculates: Whether a decode step runs through all layers at once, until nothing is missing.
-    """
-
-    slots: int
-    speculates: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.slots} slots" + (", speculating" if self.speculates else "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resident:
-    """What the model says and chooses with everything in memory.
-
-    Attributes:
-        results: Logits and log probabilities, by what they are.
-        prefill_needs: Distinct experts of the prompt, summed over layers.
-        needs: The same with the decode steps, summed over calls too.
-        hit_share: Share of the experts that the prompt chose, in the layer where it is smallest.
-        ranges_per_expert: Tensors that one expert consists of.
-        layers: How many have experts.
-    """
-
-    results: dict[str, mx.array]
-    prefill_needs: int
-    needs: int
-    hit_share: float
-    ranges_per_expert: int
-    layers: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """A streamed run beside the resident one.
-
-    Attributes:
-        setting: How it was streamed.
-        equal: Results that were equal, bit for bit.
-        compared: How many there were.
-        missed: Experts brought for prompt and decode steps.
-        faults: What does not hold; empty when all does.
-    """
-
-    setting: Setting
-    equal: int
-    compared: int
-    missed: int
-    faults: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """One checkpoint, resident and in all settings.
-
-    Attributes:
-        what: Architecture or layout.
-        mode: How it was saved.
-        hit_share: As in `Resident`.
-        prefill_needs: As in `Resident`.
-        outcomes: One for each setting.
-        faults: Of the test itself; empty when it proves something.
-    """
-
-    what: str
-    mode: str
-    hit_share: float
-    prefill_needs: int
-    outcomes: tuple[Outcome, ...]
-    faults: tuple[str, ...]
-
-    @property
-    def complaints(self) -> list[str]:
-        """Everything that does not hold."""
-        found = [f"{one.setting}: {fault}" for one in self.outcomes for fault in one.faults]
-        return [f"{self.what}, {self.mode}: {text}" for text in (*self.faults, *found)]
 
 
 def settings(architecture: Architecture, mode: Mode) -> tuple[Setting, ...]:
@@ -141,7 +59,6 @@ def compare(architecture: Architecture, mode: Mode, written: Written, what: str 
         what=what or architecture.module,
         mode=mode.name,
         hit_share=resident.hit_share,
-        prefill_needs=resident.prefill_needs,
         outcomes=tuple(outcomes),
         faults=tuple(_weaknesses(resident)),
     )
@@ -171,10 +88,9 @@ def compare_bytes(architecture: Architecture, mode: Mode, written: Written) -> V
         faults=tuple(differing),
     )
     return Verdict(
-        what=architecture.module,
+        what=f"{architecture.module}, {mode.name} (bytes only)",
         mode=mode.name,
         hit_share=1.0,
-        prefill_needs=missed,
         outcomes=(outcome,),
         faults=(),
     )

@@ -17,20 +17,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from tests.streaming.architectures import NOT_ON_THE_SEAM, by_module, seam_modules
-from tests.streaming.comparison import Verdict
 from tests.streaming.trials import (
     ALL_MODULES,
     QUICK_MODES,
     QUICK_MODULES,
-    REFUSED_LAYOUTS,
-    STREAMING_LAYOUTS,
+    Refusal,
     modes_of,
+    published,
     try_architecture,
-    try_layout,
-    try_packed,
-    try_refusal,
-    try_scales,
 )
+from tests.streaming.verdicts import Verdict
 
 _ROW: Final = "{:<42} {:>5} {:>7} {:>8} {:>13}  {}\n"
 _LEGEND: Final = """\
@@ -68,27 +64,40 @@ class Row:
         return _ROW.format(self.what, *self.cells, "FAILS" if self.complaints else self.note)
 
 
-def rows(modules: Sequence[str], modes: Sequence[str], jobs: int) -> Iterator[Row]:
-    """Everything that is tried, in several processes, in the table's order."""
+def rows(
+    modules: Sequence[str], modes: Sequence[str], jobs: int, *, layouts_of: Sequence[str]
+) -> Iterator[Row]:
+    """Everything that is tried, in several processes, in the table's order.
+
+    Args:
+        modules: Architectures to try.
+        modes: Modes to try them in; empty means all.
+        jobs: Processes.
+        layouts_of: Architectures whose published layouts are tried too.
+    """
     # Each process has an MLX of its own: spawned, because its threads do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         tried = [(name, pool.submit(try_architecture, name, modes)) for name in modules]
-        layouts = [pool.submit(try_layout, layout.title) for layout in STREAMING_LAYOUTS]
-        packed = [pool.submit(try_packed, layout.title) for layout in REFUSED_LAYOUTS]
-        refusals = [pool.submit(try_refusal, layout.title) for layout in REFUSED_LAYOUTS]
-        scales = pool.submit(try_scales)
+        others = [pool.submit(trial) for trial in published(layouts_of)]
         for name, verdicts in tried:
             yield row_of(name, verdicts.result(), _fact(name))
-        for layout in (*layouts, *packed):
-            yield row_of(layout.result().what, [layout.result()])
-        verdict = scales.result()
-        yield row_of(f"{verdict.what}, {verdict.mode}", [verdict], "bytes only: it needs a GPU")
-        for refusal in refusals:
-            found = refusal.result()
-            note = "refused: mlx-lm computes these experts while it loads"
-            cells = ("", "", "", "")
-            yield Row(what=found.what, cells=cells, note=note, complaints=tuple(found.complaints))
+        for other in others:
+            match other.result():
+                case Refusal() as refusal:
+                    yield row_of_refusal(refusal)
+                case verdict:
+                    yield row_of(verdict.what, [verdict])
+
+
+def row_of_refusal(refusal: Refusal) -> Row:
+    """A layout that cannot stream has nothing to compare."""
+    return Row(
+        what=refusal.what,
+        cells=("", "", "", ""),
+        note="refused: mlx-lm computes these experts while it loads",
+        complaints=tuple(refusal.complaints),
+    )
 
 
 def row_of(what: str, verdicts: Sequence[Verdict], note: str = "") -> Row:
@@ -143,7 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(_LEGEND + _ROW.format("", "modes", "chosen", "brought", "equal", "").rstrip())
     sys.stdout.write("\n")
     done = []
-    for row in rows(modules, QUICK_MODES if options.quick else (), options.jobs):
+    modes = QUICK_MODES if options.quick else ()
+    for row in rows(modules, modes, options.jobs, layouts_of=options.only or ALL_MODULES):
         sys.stdout.write(str(row).rstrip() + "\n")
         sys.stdout.flush()
         done.append(row)

@@ -11,7 +11,7 @@ from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.loading import load_lazily
 from headrace_replicas.engine.safetensors_header import read_header
 from tests.streaming.architectures import by_module
-from tests.streaming.comparison import Setting, loaded, run_resident, run_streamed, spoil_others
+from tests.streaming.comparison import loaded, run_resident, run_streamed, spoil_others
 from tests.streaming.equality import gaps, row_of
 from tests.streaming.subject import Subject
 from tests.streaming.tiny_checkpoints import Written, mode_named, write
@@ -26,6 +26,7 @@ from tests.streaming.trials import (
     try_refusal,
     try_scales,
 )
+from tests.streaming.verdicts import Setting
 
 pytestmark = pytest.mark.engine
 

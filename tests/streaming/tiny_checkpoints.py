@@ -78,7 +78,7 @@ MODES: Final = (
 )
 # MLX computes with it on a GPU only, so that elsewhere the bytes are compared and nothing is run.
 SCALED: Final = Mode(
-    name="nvfp4, a scale for each expert",
+    name="nvfp4 with scales",
     packing={"mode": "nvfp4", "bits": 4, "group_size": 16, "global_scale": True},
 )
 

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +12,11 @@ from headrace_replicas.contract.errors import CheckpointError
 from headrace_replicas.engine.checkpoint import read_checkpoint
 from headrace_replicas.engine.packing import pack_checkpoint
 from tests.streaming.architectures import ARCHITECTURES, by_module
-from tests.streaming.comparison import Verdict, compare, compare_bytes, loaded
+from tests.streaming.comparison import compare, compare_bytes, loaded
 from tests.streaming.layouts import LAYOUTS, Layout, lay_out
 from tests.streaming.model_configs import EXPERTS
 from tests.streaming.tiny_checkpoints import MODES, SCALED, mode_named, write
+from tests.streaming.verdicts import Verdict
 
 QUICK_MODULES: Final = (
     *("gpt_oss", "kimi_vl", "llama4", "mixtral", "muse_spark", "nemotron_h", "phixtral"),
@@ -112,8 +114,21 @@ def layout_titled(title: str) -> Layout:
     return {layout.title: layout for layout in LAYOUTS}[title]
 
 
+def published(modules: Sequence[str]) -> list[Callable[[], Verdict | Refusal]]:
+    """Trials of the layouts that some architectures are published in."""
+    wanted = [layout for layout in LAYOUTS if layout.module in modules]
+    streaming = [layout.title for layout in wanted if layout.streams]
+    refused = [layout.title for layout in wanted if not layout.streams]
+    return [
+        *(partial(try_layout, title) for title in streaming),
+        *([try_scales] if SCALED_MODULE in modules else []),
+        *(partial(try_packed, title) for title in refused),
+        *(partial(try_refusal, title) for title in refused),
+    ]
+
+
 def try_scales() -> Verdict:
-    """Scales of single experts, which this MLX may be unable to compute with."""
+    """Scales of single experts; MLX computes with them on a GPU alone, so bytes are compared."""
     architecture = by_module(SCALED_MODULE)
     with tempfile.TemporaryDirectory(prefix="headrace-equality-") as folder:
         return compare_bytes(architecture, SCALED, write(Path(folder), architecture, SCALED))
