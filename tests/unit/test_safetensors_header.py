@@ -126,6 +126,19 @@ def changed_files(draw: st.DrawFn) -> bytes:
     return file_of(header, body)
 
 
+def test_an_empty_tensor_may_lie_between_two_others_and_not_inside_one() -> None:
+    def file_with_empty_at(offset: int) -> bytes:
+        whole = {"dtype": "BF16", "shape": [], "data_offsets": [0, 2]}
+        empty = {"dtype": "BF16", "shape": [0], "data_offsets": [offset, offset]}
+        return file_of({"whole": whole, "empty": empty}, bytes(2))
+
+    assert [accepted_here(file_with_empty_at(offset)) for offset in (0, 1, 2)] == [
+        True,
+        False,
+        True,
+    ]
+
+
 @given(changed_files())
 @settings(deadline=None)
 def test_the_verdict_on_a_changed_header_is_the_format_librarys_own(raw: bytes) -> None:

@@ -252,9 +252,8 @@ def _refuse_overlap(tensors: Mapping[str, TensorEntry], path: Path) -> None:
 
 
 def _by_position(tensors: Mapping[str, TensorEntry]) -> Sequence[tuple[str, TensorEntry]]:
-    """Tensors with data, in file order."""
-    filled = (item for item in tensors.items() if item[1].size_bytes)
-    return sorted(filled, key=lambda item: item[1].start)
+    """Tensors in file order; those without data too: they may lie between others, not inside."""
+    return sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end))
 
 
 def _bounded_integers(value: object, limit: int) -> tuple[int, ...] | None:
