@@ -28,16 +28,18 @@ _LEAST_HIT_SHARE: Final = 0.5
 def settings(architecture: Architecture, mode: Mode) -> tuple[Setting, ...]:
     """All experts, half, a quarter, and as few as one token needs.
 
-    Speculation is tried where most tokens end in it, and for dense models also where most batches
-    need more experts than fit.
+    Speculation is tried where most tokens end in it. Dense models also try what packing does not
+    change: all experts, and speculation where most batches need more experts than fit.
     """
     half, quarter = Setting(slots=EXPERTS // 2), Setting(slots=EXPERTS // 4)
-    speculating = [half, quarter] if mode.packing is None else [half]
-    if architecture.metal_only:
-        speculating = []
-    fewest = Setting(slots=architecture.top_k)
-    tried = [replace(setting, speculates=True) for setting in speculating]
-    return (Setting(slots=EXPERTS), half, quarter, *tried, fewest)
+    tried = [half, quarter]
+    if not architecture.metal_only:
+        tried.append(replace(half, speculates=True))
+    if mode.packing is None:
+        tried.insert(0, Setting(slots=EXPERTS))
+        if not architecture.metal_only:
+            tried.append(replace(quarter, speculates=True))
+    return (*tried, Setting(slots=architecture.top_k))
 
 
 def compare(architecture: Architecture, mode: Mode, written: Written, what: str = "") -> Verdict:

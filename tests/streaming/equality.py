@@ -31,8 +31,8 @@ from tests.streaming.verdicts import Verdict
 _ROW: Final = "{:<42} {:>5} {:>7} {:>8} {:>13}  {}\n"
 _LEGEND: Final = """\
 modes    checkpoints that hold in every setting (float32, bfloat16, affine, mxfp4, mxfp8, nvfp4,
-         mixed), each with room for all, half, a quarter and the fewest experts, layer by layer and
-         speculating
+         mixed), each with room for half, a quarter and the fewest experts (the first two also for
+         all), layer by layer and speculating
 chosen   experts that the prompt chose, in the layer and mode where they were fewest
 brought  experts read for prompt and decode steps, all settings together
 equal    logits of a prompt, of decode steps, of calls that waited, log probabilities of a batch
