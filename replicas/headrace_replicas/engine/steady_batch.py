@@ -10,8 +10,28 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
+from mlx_lm.models.cache import make_prompt_cache
+
+from headrace_replicas.contract.errors import CheckpointError
 
 _CLEARS_EVERY_STEPS = 512
+
+
+def require_batching(model: Any, model_type: str) -> None:
+    """Refuse a model whose caches mlx-lm cannot join to a batch.
+
+    Raises:
+        CheckpointError: With the cache that is to blame.
+    """
+    unfit = {
+        type(cache).__name__ for cache in make_prompt_cache(model) if not hasattr(cache, "merge")
+    }
+    if unfit:
+        raise CheckpointError(
+            f"model type {model_type!r} keeps its keys and values in {', '.join(sorted(unfit))}, "
+            "which this version of mlx-lm cannot join to a batch, so that it cannot be served. "
+            "Upgrade mlx-lm when it can."
+        )
 
 
 class SteadyPromptBatch(PromptProcessingBatch):  # type: ignore[misc]  # mlx-lm is untyped

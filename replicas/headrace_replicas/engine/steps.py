@@ -29,7 +29,7 @@ from headrace_replicas.engine.loading import LoadedModel
 from headrace_replicas.engine.output_stream import OutputStream, Sink
 from headrace_replicas.engine.request_check import check_request
 from headrace_replicas.engine.sampling import Sampler, greedy, logits_processors
-from headrace_replicas.engine.steady_batch import SteadyBatchGenerator
+from headrace_replicas.engine.steady_batch import SteadyBatchGenerator, require_batching
 
 StreamKey = tuple[str, int, int]
 
@@ -189,6 +189,7 @@ class Engine:
             self._end("the engine was stopped")
 
     def _new_generator(self, loaded: LoadedModel) -> SteadyBatchGenerator:
+        require_batching(loaded.model, loaded.checkpoint.model_type)
         mx.set_cache_limit(self._settings.cache_limit_bytes)
         return SteadyBatchGenerator(
             self._model_to_run(loaded),
