@@ -31,12 +31,13 @@ class MoEReplica:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         parsed = Settings.model_validate(settings)
         host = host_label()
+        clock = SystemClock()
         self._replica = Replica(
             replica_id=serve.get_replica_context().replica_id.unique_id,
             host=host,
-            claim=claim_device(Path(parsed.state_dir), host, device_count(), _DEVICE_WAIT_S),
+            claim=claim_device(Path(parsed.state_dir), host, device_count(), _DEVICE_WAIT_S, clock),
             settings=parsed,
-            clock=SystemClock(),
+            clock=clock,
         )
         self._watch: asyncio.Task[None] | None = None
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import HostBusyError
 
 _POLL_S = 0.1
@@ -35,7 +36,9 @@ def device_folder(state_dir: Path, host: str, device: int) -> Path:
     return state_dir / "hosts" / host / "devices" / str(device)
 
 
-def claim_device(state_dir: Path, host: str, devices: int, wait_s: float) -> DeviceClaim:
+def claim_device(
+    state_dir: Path, host: str, devices: int, wait_s: float, clock: Clock
+) -> DeviceClaim:
     """Take the first free device, waiting for a process that is still ending.
 
     Args:
@@ -43,17 +46,18 @@ def claim_device(state_dir: Path, host: str, devices: int, wait_s: float) -> Dev
         host: The host's label.
         devices: Number of devices on the host.
         wait_s: Seconds to wait for one to become free.
+        clock: Time source.
 
     Raises:
         HostBusyError: Every device stayed taken.
     """
-    give_up_s = time.monotonic() + wait_s
+    give_up_s = clock.monotonic_s() + wait_s
     while True:
         for device in range(devices):
             claim = _try_claim(device_folder(state_dir, host, device), device)
             if claim is not None:
                 return claim
-        if time.monotonic() >= give_up_s:
+        if clock.monotonic_s() >= give_up_s:
             raise HostBusyError(
                 f"all {devices} devices of host {host} are held by other engine processes after "
                 f"{wait_s:.0f} s; the process ids are in {state_dir}/hosts/{host}/devices/*/"

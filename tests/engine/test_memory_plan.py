@@ -115,7 +115,7 @@ def make_replica(state_dir: Path, **engine: Any) -> Replica:
     settings = Settings.model_validate(
         {"engine": {"device": "cpu"} | engine, "state_dir": state_dir}
     )
-    claim = claim_device(state_dir, "here", devices=8, wait_s=0)
+    claim = claim_device(state_dir, "here", devices=8, wait_s=0, clock=SystemClock())
     return Replica(
         replica_id="abc", host="here", claim=claim, settings=settings, clock=SystemClock()
     )

@@ -36,7 +36,7 @@ def make_replica(state_dir: Path, model: str = "demo", **fleet: Any) -> Replica:
     return Replica(
         replica_id="abc123",
         host="here",
-        claim=claim_device(state_dir, "here", devices=8, wait_s=0),
+        claim=claim_device(state_dir, "here", devices=8, wait_s=0, clock=SystemClock()),
         settings=settings,
         clock=SystemClock(),
     )

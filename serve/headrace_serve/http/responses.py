@@ -6,6 +6,7 @@ the role; one chunk has a finish reason, and after it only the usage chunk may c
 chunk says `usage: null`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -110,7 +111,7 @@ def model_list(models: Iterable[ServedModel]) -> Body:
     return {"object": "list", "data": [model_object(model) for model in models]}
 
 
-class _AnswerStream:
+class _AnswerStream(ABC):
     """The chunks of one streamed answer, in the only order that is allowed.
 
     Args:
@@ -170,16 +171,18 @@ class _AnswerStream:
         self._started = True
         return {**chunk, "usage": None} if self._include_usage else chunk
 
+    @abstractmethod
     def _chunk(self, choices: list[Body]) -> Body:
-        raise NotImplementedError
+        """A chunk with these choices."""
 
+    @abstractmethod
     def _choice(
         self,
         text: str,
         logprobs: Mapping[str, object] | None,
         finish_reason: FinishReason | None,
     ) -> Body:
-        raise NotImplementedError
+        """The one choice of a chunk."""
 
 
 class ChatStream(_AnswerStream):
