@@ -1,11 +1,9 @@
 """Loading a checkpoint's tokenizer, raw prompts, and who may write control tokens."""
 
 import json
-import shutil
 import socket
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,7 @@ from tokenizers import Tokenizer, processors
 from headrace_replicas.contract.errors import CheckpointError, InvalidRequestError
 from headrace_serve.text.detokenizer import text_of
 from headrace_serve.text.tokenizer import TextTokenizer
-
-DEMO = Path(str(files("headrace_replicas"))) / "demo_model"
-END = 2
+from tests.support.demo_tokenizer import DEMO, END, copy_without_template, shown, user
 
 
 @pytest.fixture(scope="module")
@@ -28,17 +24,7 @@ def demo() -> TextTokenizer:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A copy of the demo model's tokenizer without its template."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        shutil.copy(DEMO / name, tmp_path / name)
-    return tmp_path
-
-
-def user(content: str) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def shown(tokenizer: TextTokenizer, ids: tuple[int, ...]) -> str:
-    return text_of(tokenizer, ids, shown=tokenizer.special_ids)
+    return copy_without_template(tmp_path)
 
 
 TEMPLATE = (
