@@ -23,7 +23,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
-from headrace_replicas.engine.experts.schedule import Schedule, with_schedule
+from headrace_replicas.engine.experts.schedule import SCHEDULES, with_schedule
 from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from tests.bench.generated_model import HALF_QWEN3_30B, Shape, make_model
 
@@ -167,8 +167,7 @@ def _sweep(
     record_bytes = loaded.streamed.streams[0].expert_bytes
     disk = ssd_bytes_per_s(loaded.streamed.reader, checkpoint, record_bytes // 3)
     differing = 0
-    schedules: tuple[Schedule, ...] = ("layers", "speculate")
-    for schedule in schedules:
+    for schedule in SCHEDULES:
         model = with_schedule(loaded.model, loaded.streamed, schedule)
         for cold in (False, True):
             # Other tokens before, so that the slots do not hold what is asked for by chance.

@@ -17,7 +17,7 @@ from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.steps import Engine, stream_key
 from headrace_serve.text.tokenizer import TextTokenizer
-from tests.support.engines import ask, request_for, resumed, start_engine
+from tests.support.engines import ask, becomes_idle, request_for, resumed, start_engine
 
 pytestmark = pytest.mark.engine
 
@@ -133,7 +133,7 @@ def test_cancelling_frees_the_engine_between_two_prefill_chunks(
     ask(engine, short).wait()
     # One step may be under way, a prompt of 20 tokens takes 3 chunks, 4 tokens take 4 steps.
     assert engine.status.engine_steps - steps_before <= 12
-    assert engine.status.running == 0
+    assert becomes_idle(engine)
     assert engine.status.outstanding_tokens == 0
     engine.stop()
 
@@ -214,7 +214,7 @@ def test_a_fault_in_a_step_ends_every_attempt_and_the_engine_takes_no_more(
     with pytest.raises(EngineFaultError, match="Caused GPU Timeout Error"):
         ask(engine, requests[0]).wait()
     assert engine.status.fault is not None
-    assert engine.status.running == 0
+    assert becomes_idle(engine)
 
 
 class _NanAfter:

@@ -21,11 +21,12 @@ from headrace_replicas.engine.experts.pool import _converted
 from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
 from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from headrace_replicas.engine.steps import Engine, stream_key
-from tests.support.engines import DEMO_FOLDER, ask, request_for, resumed
+from tests.support.engines import DEMO_FOLDER, ask, becomes_idle, request_for, resumed
 
 pytestmark = pytest.mark.engine
 
 Chat = Callable[[str], tuple[int, ...]]
+SCENES = [(4, "layers"), (24, "layers"), (4, "overlap"), (20, "overlap"), (20, "speculate")]
 STORY = "Tell me a story about a fox named Vera."
 
 
@@ -59,7 +60,7 @@ class StreamingEngine:
         return self.loaded.streamed.reader
 
 
-@pytest.fixture(scope="module", params=[(4, "layers"), (24, "layers"), (20, "speculate")], ids=str)
+@pytest.fixture(scope="module", params=SCENES, ids=str)
 def streaming(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[StreamingEngine]:
     running = StreamingEngine(checkpoint, *request.param)
     yield running
@@ -102,7 +103,7 @@ def test_a_cancelled_request_frees_a_streaming_engine(
     streaming.engine.cancel(stream_key(request))
     after = request_for(checkpoint, chat("What is 9 + 9?"), request_id="after", temperature=0.0)
     assert ask(streaming.engine, after).wait().last.finish_reason == "stop"
-    assert streaming.engine.status.running == 0
+    assert becomes_idle(streaming.engine)
 
 
 def test_a_slow_read_shows_that_the_engine_is_alive(

@@ -11,8 +11,8 @@ import numpy as np
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.experts.reader import ReadTotals
+from headrace_replicas.engine.experts.schedule import with_schedule
 from headrace_replicas.engine.experts.seam import ExpertLayer, expert_layers
-from headrace_replicas.engine.experts.speculation import SpeculativeModel
 from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from headrace_replicas.engine.safetensors_header import read_header
 from tests.streaming.model_configs import EXPERTS, Architecture
@@ -28,17 +28,18 @@ _LEAST_HIT_SHARE: Final = 0.5
 def settings(architecture: Architecture, mode: Mode) -> tuple[Setting, ...]:
     """All experts, half, a quarter, and as few as one token needs.
 
-    Speculation is tried where most tokens end in it. Dense models also try what packing does not
-    change: all experts, and speculation where most batches need more experts than fit.
+    With a quarter, reads overlap. Speculation is tried where most tokens end in it. Dense models
+    also try what packing does not change: all experts, and speculation where most batches need more
+    experts than fit.
     """
-    half, quarter = Setting(slots=EXPERTS // 2), Setting(slots=EXPERTS // 4)
+    half, quarter = Setting(slots=EXPERTS // 2), Setting(slots=EXPERTS // 4, schedule="overlap")
     tried = [half, quarter]
     if not architecture.metal_only:
-        tried.append(replace(half, speculates=True))
+        tried.append(replace(half, schedule="speculate"))
     if mode.packing is None:
         tried.insert(0, Setting(slots=EXPERTS))
         if not architecture.metal_only:
-            tried.append(replace(quarter, speculates=True))
+            tried.append(replace(quarter, schedule="speculate"))
     return (*tried, Setting(slots=architecture.top_k))
 
 
@@ -177,10 +178,8 @@ def run_streamed(
     """Run it with slots, count what is read, and compare."""
     assert streamed.streamed is not None
     counters, reader = streamed.streamed.counters, streamed.streamed.reader
-    model: Any = streamed.model
-    subject = Subject(
-        architecture, SpeculativeModel(model, streamed.streamed) if setting.speculates else model
-    )
+    model: Any = with_schedule(streamed.model, streamed.streamed, setting.schedule)
+    subject = Subject(architecture, model)
     prefill = subject.prefill()
     in_prefill, read = counters.misses, reader.totals
     decoded = subject.decode()
@@ -194,7 +193,7 @@ def run_streamed(
         laws.extend(["experts were read although all fit"] if seen else [])
     else:
         laws.extend(_reads(resident, written, in_prefill, read))
-    if seen != resident.needs and setting.slots < EXPERTS and not setting.speculates:
+    if seen != resident.needs and setting.slots < EXPERTS and setting.schedule != "speculate":
         laws.append(f"{resident.needs} experts were needed and {seen} looked up")
     return Outcome(
         setting=setting,

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from headrace_replicas.engine.experts.schedule import Schedule
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -11,14 +13,14 @@ class Setting:
 
     Attributes:
         slots: Experts of a layer that fit into memory.
-        speculates: Whether a decode step runs through all layers at once, until nothing is missing.
+        schedule: How missing experts are fetched.
     """
 
     slots: int
-    speculates: bool = False
+    schedule: Schedule = "layers"
 
     def __str__(self) -> str:
-        return f"{self.slots} slots" + (", speculating" if self.speculates else "")
+        return f"{self.slots} slots" + (f", {self.schedule}" if self.schedule != "layers" else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

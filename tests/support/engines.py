@@ -1,6 +1,7 @@
 """Engines for tests: the demo model on MLX's CPU device, and sinks that collect an answer."""
 
 import queue
+import time
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -89,6 +90,14 @@ def ask(engine: Engine, request: GenerateRequest) -> Answer:
     answer = Answer()
     engine.submit(request, answer)
     return answer
+
+
+def becomes_idle(engine: Engine) -> bool:
+    """Whether nothing runs in an engine soon; an answer's last chunk goes out before it says so."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while engine.status.running and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return not engine.status.running
 
 
 def request_for(

@@ -73,10 +73,11 @@ class EngineSettings(Section):
         description="Experts in memory: `all` (resident), a share of them (`25%`), a budget in "
         "bytes (`8GiB`), or `auto`: all if they fit into this host's memory, else what does.",
     )
-    schedule: Literal["auto", "layers", "speculate"] = Field(
+    schedule: Literal["auto", "layers", "overlap", "speculate"] = Field(
         default="auto",
-        description="How decode steps fetch missing experts: layer by layer, or whole tokens until "
-        "none is missing. `auto` measures both at the start; the tokens are the same.",
+        description="How decode steps fetch missing experts: layer by layer, the same while those "
+        "that are there are computed, or whole tokens until none is missing. `auto` measures all "
+        "at the start; the tokens are the same.",
     )
     read_workers: Count = Field(
         default=12, description="Expert reads under way at a time; 8 to 16 keep an SSD busy."

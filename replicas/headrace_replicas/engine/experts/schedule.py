@@ -1,6 +1,11 @@
-"""Which decode schedule a host uses: layer by layer, or speculation. Both give the same bits."""
+"""Which decode schedule a host uses. All give the same bits.
 
-from typing import Any, Final, Literal
+`layers` goes layer by layer. `overlap` does too, and computes a layer's experts that are there
+while it reads the others: that hides reads, and costs more and smaller kernels. `speculate` runs
+whole tokens until no expert was missing.
+"""
+
+from typing import Any, Final, Literal, get_args
 
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -9,7 +14,9 @@ from headrace_replicas.engine.backend import mx
 from headrace_replicas.engine.experts.install import StreamedModel
 from headrace_replicas.engine.experts.speculation import SpeculativeModel
 
-Schedule = Literal["layers", "speculate"]
+Schedule = Literal["layers", "overlap", "speculate"]
+
+SCHEDULES: Final[tuple[Schedule, ...]] = get_args(Schedule)
 
 _PROMPT_TOKENS: Final = 16
 # Tokens of each round; the first round only warms up (kernels, slots, page cache).
@@ -25,18 +32,20 @@ def with_schedule(model: Any, streamed: StreamedModel, schedule: Schedule) -> An
         streamed: What streams them.
         schedule: Which one.
     """
+    for stream in streamed.streams:
+        stream.overlap = schedule == "overlap"
     return SpeculativeModel(model, streamed) if schedule == "speculate" else model
 
 
 def measured(model: Any, streamed: StreamedModel, clock: Clock) -> Schedule:
-    """The schedule with which this host decodes faster: a few tokens with each, taking turns."""
-    speculative = SpeculativeModel(model, streamed)
-    plain_s = speculative_s = 0.0
+    """The schedule with which this host decodes fastest: a few tokens with each, taking turns."""
+    spent_s = dict.fromkeys(SCHEDULES, 0.0)
     for number in range(_ROUNDS):
-        a_s, b_s = _decode_s(model, number, clock), _decode_s(speculative, number, clock)
-        if number:
-            plain_s, speculative_s = plain_s + a_s, speculative_s + b_s
-    return "speculate" if speculative_s < plain_s else "layers"
+        for schedule in SCHEDULES:
+            round_s = _decode_s(with_schedule(model, streamed, schedule), number, clock)
+            if number:
+                spent_s[schedule] += round_s
+    return min(SCHEDULES, key=spent_s.__getitem__)
 
 
 def _decode_s(model: Any, number: int, clock: Clock) -> float:

@@ -1,8 +1,8 @@
 """Speculate, fetch, verify: a decode schedule that cuts the graph once a pass, not once a layer.
 
-The whole token runs through the model with the experts that are there; a missing one contributes
-nothing, and every layer leaves its choice behind. One read-back then tells what was missing in all
-layers, one deep batch of reads fetches it, the caches go back to where they were, and the token
+The whole token runs through the model with the experts that are there; another stands in for a
+missing one, and every layer leaves its choice behind. One read-back then tells what was missing in
+all layers, one deep batch of reads fetches it, the caches go back to where they were, and the token
 runs again. The pass in which nothing was missing is the resident computation, and the only one
 whose result anybody sees. A wrong pass still predicts most choices of the later layers (93 % of
 the experts that it fetched were needed, measured on the demo model).
