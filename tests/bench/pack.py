@@ -9,7 +9,6 @@ Fails only when bytes, tokens or the number of calls are wrong, never for a time
 
 import argparse
 import json
-import os
 import random
 import shutil
 import statistics
@@ -28,6 +27,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.engine.checkpoint import read_checkpoint
 from headrace_replicas.engine.experts.pack_index import INDEX_FILE
+from headrace_replicas.engine.experts.page_cache import PageCache
 from headrace_replicas.engine.experts.reader import RangeReader, ReadJob, ReadRun
 from headrace_replicas.engine.loading import DtypeChoice, LoadedModel, Streaming, load
 from headrace_replicas.engine.packing import pack_checkpoint
@@ -56,11 +56,13 @@ class Way:
         name: For the table.
         loaded: The model whose pools are filled.
         reader: What fills them.
+        pages: What the system keeps of its files.
     """
 
     name: str
     loaded: LoadedModel
     reader: RangeReader
+    pages: PageCache
 
     def bring(self, layer: int, experts: Sequence[int]) -> float:
         """Seconds to bring experts into slots."""
@@ -144,10 +146,11 @@ def ways(folder: Path, pack: Path, slots: int) -> list[Way]:
     for source, place in (("shards", None), ("pack", pack)):
         loaded = _streamed(folder, slots, "bfloat16", pack=place)
         assert loaded.streamed is not None
-        apart = ApartReader(loaded.streamed.reader._files, workers=WORKERS, clock=SystemClock())
-        found.append(Way(name=f"{source}, a call per tensor", loaded=loaded, reader=apart))
         joined = loaded.streamed.reader
-        found.append(Way(name=f"{source}, joined", loaded=loaded, reader=joined))
+        pages = PageCache(joined.files)
+        apart = ApartReader(joined.files, workers=WORKERS, clock=SystemClock())
+        for name, reader in (("a call per tensor", apart), ("joined", joined)):
+            found.append(Way(name=f"{source}, {name}", loaded=loaded, reader=reader, pages=pages))
     return found
 
 
@@ -183,8 +186,7 @@ def measure_reads(title: str, folder: Path, pack: Path, misses: int, rounds: int
 
 
 def _cold(way: Way, pick: tuple[int, Sequence[int]]) -> float:
-    if hasattr(os, "posix_fadvise"):
-        way.reader.drop_page_cache()
+    way.pages.drop()
     return way.bring(*pick)
 
 

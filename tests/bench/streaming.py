@@ -10,9 +10,8 @@ only when a token differs from the resident model's.
 
 import argparse
 import sys
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
-from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
-from headrace_replicas.engine.experts.schedule import SCHEDULES, with_schedule
+from headrace_replicas.engine.decode_bench import Decode, decode
+from headrace_replicas.engine.experts.page_cache import PageCache
+from headrace_replicas.engine.experts.read_rates import ReadRate, measure_reads
+from headrace_replicas.engine.experts.schedule import SCHEDULES, Schedule, with_schedule
 from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from tests.bench.generated_model import HALF_QWEN3_30B, Shape, make_model
 
@@ -38,87 +39,36 @@ COLD_TOKENS = 8
 WORKERS = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What some decode steps did.
+def run(
+    model: Any, loaded: LoadedModel, tokens: Sequence[int], *, pages: PageCache | None = None
+) -> Decode:
+    """Feed tokens one by one after a warm-up; what is fed does not depend on the answers.
 
-    Attributes:
-        rate: Tokens a second, dropping of the page cache not counted.
-        chosen: The most likely token of each step.
-        read_bytes: Bytes read a token.
-        read_s: Seconds of waiting for reads, a token.
-        gate_s: Seconds of waiting for gates, a token.
-        hit_ratio: Of the experts needed.
-        passes: Passes a token; 0 layer by layer.
+    Args:
+        model: The model by its schedule.
+        loaded: The model.
+        tokens: To feed.
+        pages: Emptied before each measured token, which are fewer then.
     """
-
-    rate: float
-    chosen: tuple[int, ...]
-    read_bytes: float = 0.0
-    read_s: float = 0.0
-    gate_s: float = 0.0
-    hit_ratio: float = 1.0
-    passes: float = 0.0
-
-
-def decode(model: Any, loaded: LoadedModel, tokens: Sequence[int], *, cold: bool) -> Run:
-    """Feed tokens one by one after a warm-up; what is fed does not depend on the answers."""
+    clock = SystemClock()
     cache = make_prompt_cache(loaded.model)
-    for token in tokens[:WARM_TOKENS]:
-        mx.eval(model(mx.array([[token]]), cache=cache))
-    before = _totals(loaded)
-    chosen: list[Any] = []
-    spent_s = 0.0
-    fed = tokens[WARM_TOKENS : WARM_TOKENS + (COLD_TOKENS if cold else TOKENS)]
-    for token in fed:
-        if cold and loaded.streamed is not None:
-            loaded.streamed.reader.drop_page_cache()
-        began_s = time.perf_counter()
-        best = mx.argmax(model(mx.array([[token]]), cache=cache)[0, -1])
-        mx.eval(best)
-        spent_s += time.perf_counter() - began_s
-        chosen.append(best.tolist())
-    done = {name: value - before[name] for name, value in _totals(loaded).items()}
-    needed = done["hits"] + done["misses"]
-    count = len(fed)
-    return Run(
-        rate=count / spent_s,
-        chosen=tuple(chosen),
-        read_bytes=done["read_bytes"] / count,
-        read_s=done["read_s"] / count,
-        gate_s=done["gate_s"] / count,
-        hit_ratio=done["hits"] / needed if needed else 1.0,
-        passes=done["passes"] / count,
-    )
 
+    def fed(begin: int, count: int, before_each: Callable[[], None]) -> Decode:
+        return decode(
+            model,
+            loaded,
+            cache=cache,
+            first=tokens[begin],
+            count=count,
+            clock=clock,
+            follow=lambda step, _best: tokens[begin + step + 1],
+            before_each=before_each,
+        )
 
-def _totals(loaded: LoadedModel) -> dict[str, float]:
-    if loaded.streamed is None:
-        return dict.fromkeys(("hits", "misses", "read_bytes", "read_s", "gate_s", "passes"), 0.0)
-    counters, totals = loaded.streamed.counters, loaded.streamed.reader.totals
-    return {
-        "hits": counters.hits,
-        "misses": counters.misses,
-        "read_bytes": totals.read_bytes,
-        "read_s": totals.busy_s,
-        "gate_s": counters.gate_wait_s,
-        "passes": counters.passes,
-    }
-
-
-def ssd_bytes_per_s(reader: RangeReader, checkpoint: Checkpoint, record_bytes: int) -> float:
-    """Cold random reads of records, as many at a time as the engine makes."""
-    generator = np.random.default_rng(5)
-    sizes = [shard.stat().st_size for shard in checkpoint.shards]
-    jobs = []
-    for _ in range(256):
-        file = int(generator.integers(len(sizes)))
-        offset = int(generator.integers(max(1, sizes[file] - record_bytes)))
-        jobs.append(ReadJob(file, offset, memoryview(bytearray(record_bytes))))
-    reader.drop_page_cache()
-    began_s = time.perf_counter()
-    reader.read(jobs)
-    return sum(len(job.target) for job in jobs) / (time.perf_counter() - began_s)
+    fed(0, WARM_TOKENS, lambda: None)
+    if pages is None:
+        return fed(WARM_TOKENS, TOKENS, lambda: None)
+    return fed(WARM_TOKENS, COLD_TOKENS, pages.drop)
 
 
 def main() -> int:
@@ -135,10 +85,12 @@ def main() -> int:
     print(f"{shape}, {checkpoint.tensor_bytes / 1e9:.2f} GB, {options.device}")
     tokens = np.random.default_rng(1).integers(1, shape.vocabulary, 4096).tolist()
     resident = load(checkpoint, device=options.device, dtype="auto")
-    decode(resident.model, resident, tokens[1000:], cold=False)  # compiles kernels
-    reference = decode(resident.model, resident, tokens, cold=False)
+    run(resident.model, resident, tokens[1000:])  # compiles kernels
+    reference = run(resident.model, resident, tokens)
     del resident
-    print(f"resident: {reference.rate:.1f} tok/s, {mx.get_active_memory() / 1e9:.2f} GB kept")
+    print(
+        f"resident: {reference.tokens_per_s:.1f} tok/s, {mx.get_active_memory() / 1e9:.2f} GB kept"
+    )
     print(
         f"{'slots':>6} {'schedule':<10} {'':<5} {'tok/s':>7} {'of resident':>11} {'hit':>6} "
         f"{'MB/token':>9} {'passes':>7} {'reads ms':>9} {'gates ms':>9} {'of bound':>9}  same"
@@ -157,36 +109,51 @@ def _sweep(
     share: float,
     slots: int,
     tokens: Sequence[int],
-    reference: Run,
+    reference: Decode,
 ) -> int:
-    streaming = Streaming(
-        slots=slots, workers=WORKERS, clock=SystemClock(), on_progress=lambda: None
-    )
+    clock = SystemClock()
+    streaming = Streaming(slots=slots, workers=WORKERS, clock=clock, on_progress=lambda: None)
     loaded = load(checkpoint, device=device, dtype="auto", streaming=streaming)
     assert loaded.streamed is not None
-    record_bytes = loaded.streamed.streams[0].expert_bytes
-    disk = ssd_bytes_per_s(loaded.streamed.reader, checkpoint, record_bytes // 3)
     differing = 0
-    for schedule in SCHEDULES:
-        model = with_schedule(loaded.model, loaded.streamed, schedule)
-        for cold in (False, True):
-            # Other tokens before, so that the slots do not hold what is asked for by chance.
-            decode(model, loaded, tokens[1000:], cold=False)
-            run = decode(model, loaded, tokens, cold=cold)
-            same = sum(a == b for a, b in zip(run.chosen, reference.chosen, strict=False))
-            differing += len(run.chosen) - same
-            limit = disk / run.read_bytes if run.read_bytes else reference.rate
-            bound = min(limit, reference.rate) if cold else reference.rate
-            print(
-                f"{share:>6.1%} {schedule:<10} {'cold' if cold else 'warm':<5} {run.rate:>7.2f} "
-                f"{run.rate / reference.rate:>11.3f} {run.hit_ratio:>6.3f} "
-                f"{run.read_bytes / 1e6:>9.1f} {run.passes:>7.2f} {run.read_s * 1e3:>9.1f} "
-                f"{run.gate_s * 1e3:>9.1f} {run.rate / bound:>9.3f}  {same} of {len(run.chosen)}",
-                flush=True,
-            )
-    print(f"       SSD, cold, {record_bytes // 3 / 1e6:.2f} MB records: {disk / 1e9:.2f} GB/s")
-    loaded.streamed.reader.close()
+    with closing(loaded.streamed.reader) as reader, PageCache(reader.files) as pages:
+        ssd = measure_reads(loaded.streamed, workers=WORKERS, clock=clock, pages=pages).ssd
+        assert ssd is not None
+        for schedule in SCHEDULES:
+            model = with_schedule(loaded.model, loaded.streamed, schedule)
+            for emptied in (None, pages):
+                # Other tokens before, so that the slots do not hold what is asked for by chance.
+                run(model, loaded, tokens[1000:])
+                found = run(model, loaded, tokens, pages=emptied)
+                same = sum(a == b for a, b in zip(found.chosen, reference.chosen, strict=False))
+                differing += len(found.chosen) - same
+                _print_row(share, schedule, found, reference, ssd if emptied else None, same)
+    print(
+        f"       SSD, cold, {ssd.run_bytes / 1e6:.2f} MB records: {ssd.bytes_per_s / 1e9:.2f} GB/s"
+    )
     return differing
+
+
+def _print_row(
+    share: float,
+    schedule: Schedule,
+    found: Decode,
+    reference: Decode,
+    ssd: ReadRate | None,
+    same: int,
+) -> None:
+    """One line; `ssd` is given where reads came from the disk."""
+    bound = reference.tokens_per_s
+    if ssd is not None and found.read_bytes:
+        bound = min(bound, ssd.bytes_per_s / found.read_bytes)
+    print(
+        f"{share:>6.1%} {schedule:<10} {'cold' if ssd else 'warm':<5} "
+        f"{found.tokens_per_s:>7.2f} {found.tokens_per_s / reference.tokens_per_s:>11.3f} "
+        f"{found.hit_ratio:>6.3f} {found.read_bytes / 1e6:>9.1f} {found.passes:>7.2f} "
+        f"{found.read_s * 1e3:>9.1f} {found.gate_s * 1e3:>9.1f} "
+        f"{found.tokens_per_s / bound:>9.3f}  {same} of {len(found.chosen)}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

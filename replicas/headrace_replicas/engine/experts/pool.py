@@ -52,6 +52,10 @@ class TensorPool:
         """Bytes that bringing one expert reads."""
         return self._source.expert_bytes
 
+    def place(self, expert: int) -> tuple[int, int]:
+        """(file index, offset) of an expert's bytes."""
+        return self._source.places[expert]
+
     def job(self, expert: int, slot: int) -> ReadJob:
         """What has to be read to bring an expert into a slot."""
         file, offset = self._source.places[expert]

@@ -27,6 +27,21 @@ _TARGETS_LIMIT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class FileRange:
+    """One contiguous range of a file.
+
+    Attributes:
+        file: Index into the reader's files.
+        offset: First byte in the file.
+        size_bytes: Its length.
+    """
+
+    file: int
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReadJob:
     """One contiguous range of a file and where it goes.
 
@@ -147,10 +162,10 @@ class RangeReader:
                 busy_s=self.totals.busy_s + seconds,
             )
 
-    def drop_page_cache(self) -> None:
-        """Ask the system to forget the files' pages, for measuring cold reads; Linux only."""
-        for fd in self._fds:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files, as jobs count them."""
+        return self._files
 
     def close(self) -> None:
         """End the threads and close the files."""

@@ -18,7 +18,7 @@ from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.engine.backend import mx
 from headrace_replicas.engine.experts.pool import TensorPool
-from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
+from headrace_replicas.engine.experts.reader import FileRange, RangeReader, ReadJob
 from headrace_replicas.engine.experts.seam import ExpertLayer
 from headrace_replicas.engine.experts.slots import Placement, SlotTable
 
@@ -143,6 +143,15 @@ class ExpertStream:
     def expert_bytes(self) -> int:
         """Bytes that bringing one expert reads."""
         return sum(pool.read_bytes for pool in self._pools)
+
+    @property
+    def experts(self) -> int:
+        """How many experts the layer has."""
+        return len(self._slot_of)
+
+    def ranges(self, expert: int) -> list[FileRange]:
+        """Where an expert's bytes lie; the files are counted as the reader counts them."""
+        return [FileRange(*pool.place(expert), pool.read_bytes) for pool in self._pools]
 
     def run(self, forward: Forward, x: mx.array, indices: mx.array) -> mx.array:
         """Compute the layer for the chosen experts.
