@@ -15,6 +15,7 @@ from rich.table import Table
 
 from headrace_deploy import demo as demo_command
 from headrace_deploy import one_machine
+from headrace_deploy.bench_commands import bench_app
 from headrace_deploy.checkpoint_commands import pack, verify
 from headrace_deploy.command_line import JsonOption, StateDirOption, endings
 from headrace_deploy.folders import names_in, using_state_folder
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
 incidents_app = typer.Typer(help="Read what went wrong on this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
 app.add_typer(config_app, name="config")
 app.add_typer(incidents_app, name="incidents")
 

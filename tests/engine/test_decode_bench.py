@@ -23,7 +23,7 @@ from headrace_replicas.engine.experts.install import StreamedModel
 from headrace_replicas.engine.experts.least_reads import least_misses
 from headrace_replicas.engine.experts.page_cache import PageCache
 from headrace_replicas.engine.experts.read_rates import AT_ONCE, measure_reads
-from headrace_replicas.engine.experts.schedule import Schedule, with_schedule
+from headrace_replicas.engine.experts.schedule import SCHEDULES, Schedule, with_schedule
 from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 
 pytestmark = pytest.mark.engine
@@ -98,7 +98,7 @@ def test_a_resident_model_decodes_what_it_would_say_and_reads_nothing(
     assert found.spent_s > 0
 
 
-@pytest.mark.parametrize("schedule", ["layers", "speculate"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_streamed_model_decodes_and_uses_the_same(
     resident: LoadedModel, eight_slots: LoadedModel, chat: Chat, schedule: Schedule
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_streamed_model_decodes_and_uses_the_same(
     assert found.work.read_bytes == found.work.misses * streams[0].expert_bytes
     least = sum(least_misses(uses, 8) for uses in traced.uses)
     assert 0 < least <= found.work.misses
-    if schedule == "layers":
+    if schedule != "speculate":
         assert found.work.hits + found.work.misses == TOKENS * LAYERS * TOP_K
         assert found.work.gate_s > 0
     else:
@@ -164,7 +164,7 @@ def test_tokens_that_end_an_answer_can_be_kept_out(
     assert not checkpoint.eos_ids & set(kept.chosen)
 
 
-@pytest.mark.parametrize("schedule", ["layers", "speculate"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_token_can_be_run_again_with_nothing_to_read(
     eight_slots: LoadedModel, chat: Chat, schedule: Schedule
 ) -> None:

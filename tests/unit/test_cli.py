@@ -79,6 +79,8 @@ def test_version_is_the_distributions() -> None:
         (),
         ("serve",),
         ("demo",),
+        ("bench",),
+        ("bench", "stream"),
         ("config",),
         ("config", "show"),
         ("incidents",),

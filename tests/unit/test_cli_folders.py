@@ -18,7 +18,7 @@ SERVE = (
     "--set", "ray.port=0", "--set", "ray.dashboard_port=0",
 )  # fmt: skip
 READING = (("incidents", "list"), ("incidents", "show", "x"), ("verify", "demo"))
-WRITING = (SERVE, ("pack", "demo"))
+WRITING = (SERVE, ("pack", "demo"), ("bench", "stream", "demo"))
 # No file system that we know takes a name this long; it fails for root as well.
 TOO_LONG = "x" * 300
 

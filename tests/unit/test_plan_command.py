@@ -2,18 +2,27 @@
 
 import json
 import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from headrace_deploy.cli import app
+from headrace_deploy.node_plan import host_label
 from headrace_deploy.one_machine import in_one_line
-from headrace_deploy.plan_command import as_plain, as_table
+from headrace_deploy.plan_command import as_plain, as_table, shown_age
+from headrace_replicas.engine.bench_record import (
+    BenchRecord,
+    MeasuredSlots,
+    Origin,
+    write_record,
+)
 from headrace_replicas.engine.footprint import CacheSize, ExpertLayerSize, HostMemory, ModelSizes
 from headrace_replicas.engine.memory_plan import plan
 from headrace_replicas.engine.safetensors_header import read_header
-from tests.support.engines import DEMO_FOLDER
+from tests.support.engines import DEMO_FOLDER, demo_checkpoint
 
 GIB = 2**30
 SIZES = ModelSizes(
@@ -109,6 +118,102 @@ def test_settings_come_from_a_file_too(tmp_path: Path) -> None:
         headrace_plan("demo", "--file", str(file), "--slots", "all", "--json").output
     )
     assert option["slots_per_layer"] == 32
+
+
+def measured_here(tmp_path: Path, **changes: object) -> Path:
+    """Figures of a bench, kept as if they had been measured on this machine two hours ago."""
+    origin = Origin(
+        fingerprint=demo_checkpoint().fingerprint,
+        host=host_label(socket.gethostname()),
+        device="cpu",
+        dtype="auto",
+    )
+    record = BenchRecord(
+        origin=origin.model_copy(update=changes),
+        measured_s=time.time() - 7_300,
+        compute_tokens_per_s=80.0,
+        ssd_bytes_per_s=20e6,
+        slots=(
+            MeasuredSlots(slots=8, hit_ratio=0.5),
+            MeasuredSlots(slots=16, hit_ratio=0.9),
+            MeasuredSlots(slots=32, hit_ratio=1.0),
+        ),
+    )
+    return write_record(tmp_path, record)
+
+
+def test_what_was_measured_on_this_machine_is_used_and_named(tmp_path: Path) -> None:
+    """The hit ratio between two measured ones, the bound, and where they come from."""
+    measured_here(tmp_path)
+    arguments = ("demo", "--device", "cpu", "--state-dir", str(tmp_path), "--slots", "37.5%")
+    result = headrace_plan(*arguments)
+    assert result.exit_code == 0
+    read_bytes = 0.3 * 8 * 4 * 82_944
+    for words in (
+        "expected hit ratio  0.700, as measured",
+        f"read per token      {read_bytes / 2**10:.1f} KiB on average, if the page cache is cold",
+        f"one stream at most  {20e6 / read_bytes:.2f} tok/s",
+        "- measured by headrace bench stream on ",
+        " 2 hours ago: experts from the SSD at 0.02 GB/s, computing at most 80.00 tok/s",
+    ):
+        assert words in result.output
+    shown = json.loads(headrace_plan(*arguments, "--json").output)
+    assert shown["expected_hit_ratio"] == pytest.approx(0.7)
+    assert shown["bound_tokens_per_s"] == pytest.approx(20e6 / read_bytes)
+    assert shown["measured"]["host"] == host_label(socket.gethostname())
+    assert 7_300 <= shown["measured"]["age_s"] < 7_500
+    assert shown["measured"]["ssd_bytes_per_s"] == 20e6
+
+
+def test_slots_that_were_not_measured_keep_the_careful_guess(tmp_path: Path) -> None:
+    """The bound is made of it then."""
+    measured_here(tmp_path)
+    arguments = ("demo", "--device", "cpu", "--state-dir", str(tmp_path), "--slots", "12.5%")
+    result = headrace_plan(*arguments)
+    assert "expected hit ratio" not in result.output
+    assert "at most on average, if the page cache is cold" in result.output
+    assert "one stream at most" in result.output
+    shown = json.loads(headrace_plan(*arguments, "--json").output)
+    assert (shown["expected_hit_ratio"], shown["measured"]["hit_ratio"]) == (0.125, None)
+
+
+def test_a_resident_plan_is_bound_by_computing(tmp_path: Path) -> None:
+    measured_here(tmp_path)
+    result = headrace_plan("demo", "--device", "cpu", "--state-dir", str(tmp_path))
+    assert "one stream at most  80.00 tok/s" in result.output
+    assert "expected hit ratio" not in result.output
+
+
+def test_foreign_or_damaged_figures_are_ignored_with_a_line(tmp_path: Path) -> None:
+    """And the plan is the one that it would be without them."""
+    arguments = ("demo", "--device", "cpu", "--state-dir", str(tmp_path), "--slots", "25%")
+    without = headrace_plan(*arguments)
+    assert "ignored" not in without.output
+    path = measured_here(tmp_path, host="m9")
+    foreign = headrace_plan(*arguments)
+    assert f"- ignored: {path} was measured on host m9, and this is " in foreign.output
+    path.write_text("{")
+    damaged = headrace_plan(*arguments)
+    assert f"- ignored: {path} is no record of this headrace" in damaged.output
+    for result in (foreign, damaged):
+        assert result.exit_code == 0
+        assert "tok/s" not in result.output
+    assert json.loads(headrace_plan(*arguments, "--json").output)["measured"] is None
+
+
+@pytest.mark.parametrize(
+    ("age_s", "shown"),
+    [
+        (0.0, "0 minutes"),
+        (61.0, "1 minute"),
+        (3_599.0, "59 minutes"),
+        (3_600.0, "1 hour"),
+        (86_399.0, "23 hours"),
+        (200_000.0, "2 days"),
+    ],
+)
+def test_an_age_is_told_in_its_largest_unit(age_s: float, shown: str) -> None:
+    assert shown_age(age_s) == shown
 
 
 def test_what_does_not_fit_ends_with_one_and_the_numbers() -> None:

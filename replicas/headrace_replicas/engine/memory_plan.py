@@ -9,7 +9,7 @@ token's experts and all experts. `auto` keeps all experts in memory exactly when
 accepted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace_replicas.engine.footprint import Demand, HostMemory, ModelSizes
 from headrace_replicas.engine.memory_refusal import (
@@ -133,6 +133,26 @@ def plan(
         bound_tokens_per_s=_bound(sizes, expected, bandwidths),
         reasons=_reasons(demand, slots, slots_setting),
     )
+
+
+def with_measured(
+    decided: MemoryPlan,
+    sizes: ModelSizes,
+    *,
+    bandwidths: Bandwidths | None,
+    hit_ratio: float | None,
+) -> MemoryPlan:
+    """The same plan with what was measured on its host.
+
+    Args:
+        decided: A plan.
+        sizes: What the model takes.
+        bandwidths: For the bound on tokens a second, if known.
+        hit_ratio: Measured with the plan's slots, if it was.
+    """
+    expected = _expected_hit_ratio(sizes, decided.slots_per_layer, hit_ratio)
+    bound = _bound(sizes, expected, bandwidths)
+    return replace(decided, expected_hit_ratio=expected, bound_tokens_per_s=bound)
 
 
 def _choose_slots(demand: Demand, setting: str) -> int:

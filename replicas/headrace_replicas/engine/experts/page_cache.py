@@ -103,8 +103,11 @@ class PageCache:
         begin = place.offset // mmap.PAGESIZE * mmap.PAGESIZE
         length = place.offset + place.size_bytes - begin
         vector = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
-        with _mapping(self._fds[place.file], begin, length) as mapping:
-            failed = self._libc.mincore(_address(mapping), ctypes.c_size_t(length), vector)
+        try:
+            with _mapping(self._fds[place.file], begin, length) as mapping:
+                failed = self._libc.mincore(_address(mapping), ctypes.c_size_t(length), vector)
+        except OSError:  # a file system whose files cannot be mapped
+            return None
         return None if failed else bytes(vector)
 
     def _invalidate(self, fd: int) -> None:
