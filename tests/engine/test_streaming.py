@@ -19,6 +19,7 @@ from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.experts.pool import _converted
 from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
+from headrace_replicas.engine.experts.schedule import SCHEDULES
 from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from headrace_replicas.engine.steps import Engine, stream_key
 from tests.support.engines import DEMO_FOLDER, ask, becomes_idle, request_for, resumed
@@ -188,6 +189,23 @@ def test_speculation_needs_several_passes_and_counts_them(
     assert counters.speculated < counters.passes <= 3 * counters.speculated
     assert 0 < counters.wasted < counters.misses
     running.engine.stop()
+
+
+@pytest.mark.parametrize("slots", [8, 20])
+def test_every_schedule_counts_what_the_same_tokens_need_alike(
+    checkpoint: Checkpoint, chat: Chat, slots: int
+) -> None:
+    """Passes that are done again are no further uses; eight slots often take more than three."""
+    needs: dict[str, int] = {}
+    for schedule in SCHEDULES:
+        running = StreamingEngine(checkpoint, slots=slots, schedule=schedule)
+        ask(running.engine, request_for(checkpoint, chat(STORY), max_tokens=20)).wait()
+        running.engine.stop()
+        assert running.loaded is not None
+        assert running.loaded.streamed is not None
+        counters = running.loaded.streamed.counters
+        needs[schedule] = counters.hits + counters.misses
+    assert len(set(needs.values())) == 1, needs
 
 
 def test_the_schedule_is_measured_where_nobody_names_one(

@@ -57,13 +57,19 @@ class SpeculativeModel:
             counters.passes += 1
             chosen = self._choices()
             if not any(s.missing(c) for s, c in self._each(chosen)):
-                self._accept(chosen, fetched)
+                self._accept(chosen)
+                self._count(chosen, fetched)
                 return logits
             recall(cache, before)
             if any(len(c) > s.capacity for s, c in self._each(chosen)):
                 break
             fetched.extend(self._fetch(chosen))
-        return self._plainly(tokens, cache, options)
+        hits, misses = counters.hits, counters.misses
+        logits = self._plainly(tokens, cache, options)
+        # What the passes had fetched was found in its slot now, and was no hit all the same.
+        counters.hits = hits
+        self._count(self._choices(), fetched, missed=counters.misses - misses)
+        return logits
 
     def _plainly(self, tokens: mx.array, cache: Any, options: dict[str, Any]) -> mx.array:
         logits: mx.array = self._model(tokens, cache=cache, **options)
@@ -101,15 +107,31 @@ class SpeculativeModel:
         self._streamed.on_progress()
         return [placement for _stream, placement in placed]
 
-    def _accept(self, chosen: Sequence[list[int]], fetched: Sequence[Placement]) -> None:
-        """Note what the accepted pass used, for eviction and for the figures."""
-        for number, (stream, needed) in enumerate(self._each(chosen)):
-            if not fetched:
-                stream.place(needed)  # all hits; it makes them the youngest
-            used = set(needed)
-            layers = len(self._streamed.streams)
-            loads = [load for placement in fetched[number::layers] for load in placement.loads]
-            self._streamed.counters.wasted += sum(expert not in used for expert, _slot in loads)
+    def _accept(self, chosen: Sequence[list[int]]) -> None:
+        """Make what the accepted pass used the youngest."""
+        for stream, needed in self._each(chosen):
+            stream.place(needed)
+
+    def _count(
+        self, chosen: Sequence[list[int]], fetched: Sequence[Placement], *, missed: int = 0
+    ) -> None:
+        """Note what a token needed, and how much of it was there before its first pass.
+
+        Args:
+            chosen: Experts that the token used, for each layer.
+            fetched: What its passes read: all layers of the first, then those of the next.
+            missed: What was read besides, and counted.
+        """
+        counters, layers = self._streamed.counters, len(self._streamed.streams)
+        for number, needed in enumerate(chosen):
+            loads = {
+                expert for placement in fetched[number::layers] for expert, _slot in placement.loads
+            }
+            read = len(loads.intersection(needed))
+            counters.wasted += len(loads) - read
+            counters.misses += read
+            counters.hits += len(needed) - read
+        counters.hits -= missed
 
 
 def remember(cache: Any) -> list[Any]:

@@ -172,6 +172,7 @@ class ExpertStream:
             return self._with_what_is_there(forward, x, indices)
         began_s = self._clock.monotonic_s()
         self._unfinished.wait(indices)
+        self.chosen = indices
         chosen = np.array(indices)
         self._counters.gate_wait_s += self._clock.monotonic_s() - began_s
         needed = np.unique(chosen).tolist()
@@ -188,6 +189,8 @@ class ExpertStream:
     def _bring(self, needed: list[int], computing: Computing | None = None) -> None:
         """Bring what is missing, while what does not need it is computed."""
         placement = self.place(needed)
+        self._counters.hits += placement.hits
+        self._counters.misses += len(placement.loads)
         if not placement.loads:
             return
         if computing is not None:
@@ -206,10 +209,7 @@ class ExpertStream:
         Raises:
             ValueError: More experts than slots.
         """
-        placement = self._table.place(needed)
-        self._counters.hits += placement.hits
-        self._counters.misses += len(placement.loads)
-        return placement
+        return self._table.place(needed)
 
     def jobs(self, placement: Placement) -> list[ReadJob]:
         """What has to be read for a placement."""
