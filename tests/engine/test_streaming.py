@@ -1,28 +1,21 @@
 """Experts that stream: the engine's answers do not change, and no step waits for a read."""
 
 import os
-import shutil
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from headrace_replicas.contract.clock import SystemClock
-from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.contract.requests import SamplingParams
-from headrace_replicas.contract.settings import EngineSettings
-from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
+from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.experts.pool import _converted
-from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
+from headrace_replicas.engine.experts.reader import ReadJob
 from headrace_replicas.engine.experts.schedule import SCHEDULES
-from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from headrace_replicas.engine.steps import Engine, stream_key
-from tests.support.engines import DEMO_FOLDER, ask, becomes_idle, request_for, resumed
+from tests.support.engines import ask, becomes_idle, request_for, resumed
+from tests.support.streaming_engines import StreamingEngine
 
 pytestmark = pytest.mark.engine
 
@@ -31,41 +24,11 @@ SCENES = [(4, "layers"), (24, "layers"), (4, "overlap"), (20, "overlap"), (20, "
 STORY = "Tell me a story about a fox named Vera."
 
 
-class StreamingEngine:
-    """An engine that streams, with a handle on what it loaded."""
-
-    def __init__(self, checkpoint: Checkpoint, slots: int, schedule: str = "layers") -> None:
-        self.loaded: LoadedModel | None = None
-        self._checkpoint = checkpoint
-        self._slots = slots
-        settings = EngineSettings.model_validate(
-            {"device": "cpu", "prefill_chunk_tokens": 64, "schedule": schedule}
-        )
-        self.engine = Engine(load=self._load, settings=settings, clock=SystemClock())
-        self.engine.start()
-
-    def _load(self) -> LoadedModel:
-        streaming = Streaming(
-            slots=self._slots,
-            workers=4,
-            clock=SystemClock(),
-            on_progress=self.engine.progressed,
-        )
-        self.loaded = load(self._checkpoint, device="cpu", dtype="auto", streaming=streaming)
-        return self.loaded
-
-    @property
-    def reader(self) -> RangeReader:
-        assert self.loaded is not None
-        assert self.loaded.streamed is not None
-        return self.loaded.streamed.reader
-
-
 @pytest.fixture(scope="module", params=SCENES, ids=str)
 def streaming(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[StreamingEngine]:
     running = StreamingEngine(checkpoint, *request.param)
     yield running
-    running.engine.stop()
+    running.stop()
 
 
 def test_streamed_answers_equal_resident_ones_alone_and_in_a_batch(
@@ -107,24 +70,6 @@ def test_a_cancelled_request_frees_a_streaming_engine(
     assert becomes_idle(streaming.engine)
 
 
-def test_a_slow_read_shows_that_the_engine_is_alive(
-    streaming: StreamingEngine, checkpoint: Checkpoint, chat: Chat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each read takes a while, so that one prefill step takes long; signs of life go on."""
-    original = RangeReader.read
-
-    def slow(self: RangeReader, jobs: Any) -> None:
-        threading.Event().wait(0.06)
-        original(self, jobs)
-
-    monkeypatch.setattr(RangeReader, "read", slow)
-    answer = ask(streaming.engine, request_for(checkpoint, chat(STORY), max_tokens=12)).wait()
-    signs = [chunk for chunk in answer.chunks if chunk.progress is not None]
-    assert len(signs) >= 2
-    steps = [chunk.progress.engine_steps for chunk in signs if chunk.progress is not None]
-    assert steps == sorted(set(steps))
-
-
 def test_nothing_is_read_while_the_device_computes(
     streaming: StreamingEngine, checkpoint: Checkpoint, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,40 +100,16 @@ def test_nothing_is_read_while_the_device_computes(
     assert opened == []
 
 
-def test_an_unreadable_expert_fails_the_requests_at_hand_and_not_the_engine(
-    tmp_path: Path, chat: Chat
-) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(DEMO_FOLDER, folder)
-    checkpoint = read_checkpoint(folder)
-    running = StreamingEngine(checkpoint, slots=8)
-    request = request_for(checkpoint, chat(STORY), max_tokens=60)
-    whole = ask(running.engine, request).wait()
-    sizes = {shard: shard.stat().st_size for shard in checkpoint.shards}
-    contents = {shard: shard.read_bytes() for shard in checkpoint.shards}
-    for shard in sizes:
-        os.truncate(shard, 100_000)
-    with pytest.raises(ExpertReadError, match=r"model-0000\d-of-00003\.safetensors ends at byte"):
-        ask(running.engine, replace(request, request_id="cut", seed=1)).wait()
-    assert running.engine.status.fault is None
-    for shard, content in contents.items():
-        shard.write_bytes(content)
-    assert ask(running.engine, replace(request, request_id="again")).wait().ids == whole.ids
-    running.engine.stop()
-
-
 def test_speculation_needs_several_passes_and_counts_them(
     checkpoint: Checkpoint, chat: Chat
 ) -> None:
     running = StreamingEngine(checkpoint, slots=16, schedule="speculate")
     ask(running.engine, request_for(checkpoint, chat(STORY), max_tokens=30)).wait()
-    assert running.loaded is not None
-    assert running.loaded.streamed is not None
-    counters = running.loaded.streamed.counters
+    counters = running.streamed.counters
     assert counters.speculated >= 29
     assert counters.speculated < counters.passes <= 3 * counters.speculated
     assert 0 < counters.wasted < counters.misses
-    running.engine.stop()
+    running.stop()
 
 
 @pytest.mark.parametrize("slots", [8, 20])
@@ -200,10 +121,8 @@ def test_every_schedule_counts_what_the_same_tokens_need_alike(
     for schedule in SCHEDULES:
         running = StreamingEngine(checkpoint, slots=slots, schedule=schedule)
         ask(running.engine, request_for(checkpoint, chat(STORY), max_tokens=20)).wait()
-        running.engine.stop()
-        assert running.loaded is not None
-        assert running.loaded.streamed is not None
-        counters = running.loaded.streamed.counters
+        running.stop()
+        counters = running.streamed.counters
         needs[schedule] = counters.hits + counters.misses
     assert len(set(needs.values())) == 1, needs
 
@@ -215,7 +134,7 @@ def test_the_schedule_is_measured_where_nobody_names_one(
     request = request_for(checkpoint, chat(STORY), max_tokens=20)
     assert ask(running.engine, request).wait().ids == ask(engine, request).wait().ids
     assert running.engine.status.fault is None
-    running.engine.stop()
+    running.stop()
 
 
 @pytest.mark.parametrize("source", [mx.bfloat16, mx.float16, mx.float32])
@@ -230,10 +149,8 @@ def test_converted_bytes_are_those_that_mlx_converts_to(source: mx.Dtype, target
 
 def test_read_jobs_of_one_expert_cover_exactly_its_bytes(checkpoint: Checkpoint) -> None:
     running = StreamingEngine(checkpoint, slots=8)
-    assert running.loaded is not None
-    assert running.loaded.streamed is not None
-    stream = running.loaded.streamed.streams[0]
+    stream = running.streamed.streams[0]
     jobs: list[ReadJob] = [pool.job(3, 1) for pool in stream._pools]
     assert sum(len(job.target) for job in jobs) == stream.expert_bytes
     assert len(jobs) == 9
-    running.engine.stop()
+    running.stop()

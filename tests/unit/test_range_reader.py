@@ -1,7 +1,8 @@
 """Reading byte ranges: whole or not at all, and an error that names the file."""
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,12 @@ import pytest
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
+from headrace_replicas.engine.experts.storage import SystemStorage
+from headrace_replicas.injection.plan import AnyStorageFault, ReadError, ShortRead, TruncatedFile
+from headrace_replicas.injection.storage_faults import FaultyStorage
 
 CONTENT = bytes(range(256)) * 64
+MIB = 1024 * 1024
 
 
 @pytest.fixture
@@ -46,18 +51,150 @@ def test_nothing_to_read_is_no_read(reader: RangeReader) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
-def test_a_file_that_ends_early_is_named(reader: RangeReader, shard: Path, jobs: int) -> None:
+def test_a_file_that_was_cut_is_named(reader: RangeReader, shard: Path, jobs: int) -> None:
     os.truncate(shard, 1000)
-    with pytest.raises(ExpertReadError, match=rf"{shard.name} ends at byte 1000, and 50 more"):
+    with pytest.raises(ExpertReadError, match=rf"{shard.name} was cut from 16384 to 1000 bytes"):
         reader.read([job(bytearray(100), 950) for _ in range(jobs)])
     assert not reader.active
 
 
-def test_an_io_error_is_named(reader: RangeReader, shard: Path) -> None:
-    reader._fds[0], kept = os.open(shard, os.O_WRONLY), reader._fds[0]
-    with pytest.raises(ExpertReadError, match="cannot be read at byte 5: Bad file descriptor"):
-        reader.read([job(bytearray(10), 5)])
-    os.close(kept)
+@pytest.mark.parametrize("offset", [0, 500])
+def test_bytes_of_a_file_that_was_written_to_are_refused(
+    reader: RangeReader, shard: Path, offset: int
+) -> None:
+    """Also those that were not touched: a download that runs over an old copy is half of each."""
+    reader.read([job(bytearray(64), 0)])
+    with shard.open("r+b") as file:
+        file.seek(offset)
+        file.write(b"new")
+    with pytest.raises(ExpertReadError, match=r"was written to while it was served.*rename it"):
+        reader.read([job(bytearray(64), 0)])
+    assert reader.health.report(0.0).lost
+
+
+def test_a_file_that_grew_is_refused(reader: RangeReader, shard: Path) -> None:
+    with shard.open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(ExpertReadError, match="was extended from 16384 to 16388 bytes"):
+        reader.read([job(bytearray(64), 0), job(bytearray(64), 100)])
+
+
+def test_a_file_that_was_deleted_is_read_on_and_told_of_once(
+    reader: RangeReader, shard: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shard.unlink()
+    target = bytearray(64)
+    reader.read([job(target, 0)])
+    reader.read([job(target, 0)])
+    assert target == CONTENT[:64]
+    told = [record for record in caplog.records if "was deleted or replaced" in record.message]
+    assert len(told) == 1
+    assert not reader.health.report(0.0).lost
+
+
+def faulty(
+    shard: Path, *faults: AnyStorageFault, workers: int = 2, failures: int = 3
+) -> RangeReader:
+    """A reader whose reads meet with these faults."""
+    storage = FaultyStorage(SystemStorage(), list(enumerate(faults)), seed=0, clock=SystemClock())
+    return RangeReader(
+        [shard], workers=workers, clock=SystemClock(), storage=storage, failures=failures
+    )
+
+
+@pytest.mark.parametrize(
+    ("errno", "words"),
+    [
+        (
+            "EIO",
+            "Input/output error .the disk or its connection fails.. Check the cable",
+        ),
+        ("ENXIO", "its volume was taken away.. Attach the volume again"),
+        ("ENODEV", "its volume was taken away.. Attach the volume again"),
+        ("ESTALE", "no longer on its network volume.. Put the checkpoint back"),
+        ("ENOTCONN", "server is gone.. Bring the server back"),
+        ("ETIMEDOUT", "server does not answer.. Bring the server back"),
+    ],
+)
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_refused_read_names_file_place_and_remedy(
+    shard: Path, errno: str, words: str, jobs: int
+) -> None:
+    reader = faulty(shard, ReadError.model_validate({"errno": errno}))
+    with pytest.raises(ExpertReadError, match=rf"{shard.name} cannot be read at byte 5.*{words}"):
+        reader.read([job(bytearray(10), 5) for _ in range(jobs)])
+    assert reader.health.report(0.0).troubles == 1
+    reader.close()
+
+
+def test_a_read_that_brings_less_is_asked_for_the_rest(shard: Path) -> None:
+    reader = faulty(shard, ShortRead())
+    targets = [bytearray(100 + i) for i in range(9)]
+    reader.read([job(target, 7 * i) for i, target in enumerate(targets)])
+    for i, target in enumerate(targets):
+        assert target == CONTENT[7 * i : 7 * i + 100 + i]
+    assert reader.health.report(0.0).trouble == ""
+    reader.close()
+
+
+def test_a_file_that_ends_early_is_named(shard: Path) -> None:
+    """Nothing happened to it while it was served: it was too short from the start."""
+    reader = faulty(shard, TruncatedFile(size_bytes=1000))
+    with pytest.raises(ExpertReadError, match=rf"{shard.name} ends at byte 1000, and 50 more"):
+        reader.read([job(bytearray(100), 950)])
+    reader.close()
+
+
+def test_a_file_that_fails_again_and_again_is_lost(shard: Path) -> None:
+    reader = faulty(shard, ReadError(times=6), failures=3)
+    for number in range(1, 4):
+        assert not reader.health.report(0.0).lost
+        with pytest.raises(ExpertReadError):
+            reader.read([job(bytearray(10), 0), job(bytearray(10), 100)])
+        assert reader.health.report(0.0).troubles == number
+    assert reader.health.report(0.0).lost
+    assert "failure 3" in reader.health.report(0.0).trouble
+    reader.close()
+
+
+class GatedStorage(SystemStorage):
+    """Lets one read through for each permission, and counts them."""
+
+    def __init__(self) -> None:
+        self.permits = threading.Semaphore(0)
+        self.lengths: list[int] = []
+
+    def read(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
+        self.permits.acquire()
+        self.lengths.append(sum(map(len, targets)))
+        return super().read(fd, targets, offset)
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_each_arrival_inside_a_batch_is_a_mark_of_progress(tmp_path: Path, jobs: int) -> None:
+    """No mark without an arrival, one for each that comes by itself, all on the caller's thread."""
+    shard = tmp_path / "large"
+    shard.write_bytes(bytes(8 * MIB))
+    storage, marks = GatedStorage(), threading.Semaphore(0)
+    threads: set[int] = set()
+
+    def mark() -> None:
+        threads.add(threading.get_ident())
+        marks.release()
+
+    reader = RangeReader([shard], workers=4, clock=SystemClock(), storage=storage, on_arrival=mark)
+    length = 8 * MIB // jobs
+    work = [job(bytearray(length), number * length) for number in range(jobs)]
+    caller = threading.Thread(target=reader.read, args=[work])
+    caller.start()
+    assert not marks.acquire(timeout=0.2)
+    for _ in range(8):
+        storage.permits.release()
+        assert marks.acquire(timeout=30)
+    caller.join(timeout=30)
+    assert threads == {caller.ident}
+    assert storage.lengths == [MIB] * 8
+    reader.close()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.experts.install import StreamedModel, stream_experts
 from headrace_replicas.engine.experts.packed_store import find_pack
 from headrace_replicas.engine.experts.provenance import Provenance
+from headrace_replicas.engine.experts.reader import READ_FAILURES
 from headrace_replicas.engine.experts.seam import expert_layers
+from headrace_replicas.engine.experts.storage import Storage
 from headrace_replicas.engine.experts.store import ExpertStore
 from headrace_replicas.engine.json_files import some_of
 from headrace_replicas.engine.safetensors_header import read_header
@@ -91,6 +93,8 @@ class Streaming:
         clock: Time source.
         on_progress: Called on the engine thread whenever experts have arrived.
         pack_folders: Where a pack of the checkpoint may be, besides its own folder.
+        storage: Where experts' bytes come from; None takes the operating system's files.
+        read_failures: Failed batches of reads of one file after which it is reported lost.
     """
 
     slots: int
@@ -98,6 +102,8 @@ class Streaming:
     clock: Clock
     on_progress: Callable[[], None]
     pack_folders: tuple[Path, ...] = ()
+    storage: Storage | None = None
+    read_failures: int = READ_FAILURES
 
 
 def load(
@@ -162,6 +168,8 @@ def _stream(
         workers=streaming.workers,
         clock=streaming.clock,
         on_progress=streaming.on_progress,
+        storage=streaming.storage,
+        read_failures=streaming.read_failures,
     )
 
 

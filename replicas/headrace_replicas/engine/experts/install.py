@@ -7,8 +7,9 @@ from headrace_replicas.contract.clock import Clock
 from headrace_replicas.engine.backend import mx
 from headrace_replicas.engine.experts.pool import TensorPool
 from headrace_replicas.engine.experts.provenance import Provenance
-from headrace_replicas.engine.experts.reader import RangeReader
+from headrace_replicas.engine.experts.reader import READ_FAILURES, RangeReader
 from headrace_replicas.engine.experts.seam import ExpertLayer
+from headrace_replicas.engine.experts.storage import Storage
 from headrace_replicas.engine.experts.store import Store
 from headrace_replicas.engine.experts.streaming import (
     ExpertStream,
@@ -45,6 +46,8 @@ def stream_experts(
     workers: int,
     clock: Clock,
     on_progress: Callable[[], None],
+    storage: Storage | None = None,
+    read_failures: int = READ_FAILURES,
 ) -> StreamedModel:
     """Replace the experts of the given layers by slots.
 
@@ -56,13 +59,22 @@ def stream_experts(
         dtype_of: What a parameter is computed in, by its path and its type as loaded.
         workers: Reads under way at a time.
         clock: Time source.
-        on_progress: Called whenever bytes have arrived.
+        on_progress: Called whenever bytes have arrived, also in the middle of a batch of reads.
+        storage: Where the files' bytes come from; None takes the operating system's files.
+        read_failures: Failed batches of reads of one file after which it is reported lost.
 
     Raises:
         CheckpointError: A layer's experts cannot be read from the files as they are.
         ExpertReadError: A file cannot be opened.
     """
-    reader = RangeReader(store.files, workers=workers, clock=clock)
+    reader = RangeReader(
+        store.files,
+        workers=workers,
+        clock=clock,
+        storage=storage,
+        on_arrival=on_progress,
+        failures=read_failures,
+    )
     counters, unfinished = StreamCounters(), Unfinished()
     streams: list[ExpertStream] = []
     for layer in layers:

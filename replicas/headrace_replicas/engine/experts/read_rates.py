@@ -19,6 +19,7 @@ from headrace_replicas.contract.clock import Clock
 from headrace_replicas.engine.experts.install import StreamedModel
 from headrace_replicas.engine.experts.page_cache import PageCache
 from headrace_replicas.engine.experts.reader import FileRange, RangeReader, ReadJob
+from headrace_replicas.engine.experts.storage import SystemStorage
 
 AT_ONCE: Final = (1, 4, 32)
 """Experts read by one call: one missing expert, those of a layer, those of a whole token."""
@@ -114,7 +115,8 @@ def measure_reads(
     files = streamed.reader.files
     cold: list[ReadRate] = []
     if pages is not None:
-        with closing(_UncachedReader(files, workers=workers, clock=clock)) as reader:
+        uncached = _UncachedStorage()
+        with closing(RangeReader(files, workers=workers, clock=clock, storage=uncached)) as reader:
             cold = [_cold_rate(reader, experts, at_once, pages) for at_once in AT_ONCE]
     with closing(RangeReader(files, workers=workers, clock=clock)) as reader:
         sample = _sample(experts, seed=0)
@@ -124,14 +126,15 @@ def measure_reads(
     return ReadRates(warm=warm, cold=tuple(cold), how="" if pages is None else pages.how)
 
 
-class _UncachedReader(RangeReader):
-    """A reader that leaves nothing in the page cache, where the system lets one choose."""
+class _UncachedStorage(SystemStorage):
+    """Files that leave nothing in the page cache, where the system lets one choose."""
 
-    def __init__(self, files: Sequence[Path], *, workers: int, clock: Clock) -> None:
-        super().__init__(files, workers=workers, clock=clock)
+    def open(self, file: Path) -> int:
+        """See `Storage.open`."""
+        fd = super().open(file)
         if _NO_CACHE is not None:
-            for fd in self._fds:
-                fcntl.fcntl(fd, _NO_CACHE, 1)
+            fcntl.fcntl(fd, _NO_CACHE, 1)
+        return fd
 
 
 def _cold_rate(

@@ -4,11 +4,15 @@
 memory (3 to 14 times faster than building arrays and assigning slices), and it runs without
 Python's lock. A memory map is 4 to 12 times slower, and a page that cannot be read kills the
 process instead of raising.
+
+Laws: when `read` returns, every byte came from a file that was at that moment the file that was
+opened; when it raises, nothing is being read any more.
 """
 
+import logging
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +20,17 @@ from typing import Final
 
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import ExpertReadError
+from headrace_replicas.engine.experts.read_health import ReadHealth
+from headrace_replicas.engine.experts.storage import (
+    Storage,
+    SystemStorage,
+    change,
+    changed_file,
+    failed_read,
+    lost_its_name,
+)
+
+log = logging.getLogger("ray.serve.headrace.experts")
 
 # Ranges that touch are read by one call up to this length: enough to hide what a call costs, short
 # enough that the last worker to finish does not keep the others waiting.
@@ -24,6 +39,13 @@ _RUN_LIMIT_BYTES: Final = 4 * 1024 * 1024
 _RUN_FLOOR_BYTES: Final = 256 * 1024
 # POSIX calls it IOV_MAX; Linux and macOS both allow 1024 targets a call.
 _TARGETS_LIMIT: Final = 1024
+# One call asks for no more than this, so that arrivals are seen on a slow volume too: 12 readers
+# that share 50 MB/s have something to show every quarter of a second.
+_CALL_LIMIT_BYTES: Final = 1024 * 1024
+# While reads are under way the caller looks this often whether something has arrived.
+_LOOK_S: Final = 0.05
+# Failed batches of reads of one file after which it is reported lost, if nobody says otherwise.
+READ_FAILURES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +110,28 @@ class ReadTotals:
     busy_s: float = 0.0
 
 
+class _UnreadableError(Exception):
+    """A batch of reads cannot be completed.
+
+    Attributes:
+        file: Index into the reader's files.
+        text: For a person.
+        changed: Whether the file is not the one that was opened any more.
+    """
+
+    def __init__(self, file: int, text: str, *, changed: bool = False) -> None:
+        super().__init__(file, text, changed)
+        self.file = file
+        self.text = text
+        self.changed = changed
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    fd: int
+    opened: os.stat_result
+
+
 class RangeReader:
     """Open files and the threads that read them.
 
@@ -95,18 +139,38 @@ class RangeReader:
         files: The files, opened now and kept open.
         workers: Reads under way at a time; 8 to 16 keep an SSD busy.
         clock: Time source.
+        storage: Where the bytes come from; None takes the operating system's files.
+        on_arrival: Called now and then while bytes arrive, on the thread that called `read`.
+        failures: Failed batches of one file within a quarter of an hour after which `health`
+            reports it lost.
+
+    Attributes:
+        files: As given; jobs name them by their index.
+        health: What the reads have met with; any thread may ask it.
 
     Raises:
         ExpertReadError: A file cannot be opened.
     """
 
-    def __init__(self, files: Sequence[Path], *, workers: int, clock: Clock) -> None:
-        self._files = tuple(files)
-        self._fds = [_open(file) for file in files]
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        workers: int,
+        clock: Clock,
+        storage: Storage | None = None,
+        on_arrival: Callable[[], None] = lambda: None,
+        failures: int = READ_FAILURES,
+    ) -> None:
+        self._storage: Storage = storage or SystemStorage()
+        self.files = tuple(files)
+        self._opened = [_open(self._storage, file) for file in files]
         self._workers = workers
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="headrace-reader")
         self._clock = clock
+        self._on_arrival = on_arrival
         self._lock = threading.Lock()
+        self.health = ReadHealth(files, failures=failures)
         self.totals = ReadTotals()
         self.active = False
 
@@ -114,7 +178,8 @@ class RangeReader:
         """Carry out all jobs and return when every byte is there.
 
         Raises:
-            ExpertReadError: A range could not be read whole; the other jobs have ended too.
+            ExpertReadError: A range could not be read whole, or its file is not the one that was
+                opened any more; the other jobs have ended too.
         """
         if not jobs:
             return
@@ -122,13 +187,11 @@ class RangeReader:
         self.active = True
         runs = self._runs(jobs)
         try:
-            if len(runs) == 1:
-                self._one(runs[0])
-            else:
-                pending = [self._threads.submit(self._one, run) for run in runs]
-                wait(pending)
-                for done in pending:
-                    done.result()
+            self._carry_out(runs)
+            for file in sorted({run.file for run in runs}):
+                self._confirm(file)
+        except _UnreadableError as error:
+            raise self._noted(error) from error
         finally:
             self.active = False
             self._count(jobs, len(runs), self._clock.monotonic_s() - began_s)
@@ -136,22 +199,85 @@ class RangeReader:
     def _runs(self, jobs: Sequence[ReadJob]) -> list[ReadRun]:
         return join_adjacent(jobs, workers=self._workers)
 
-    def _one(self, run: ReadRun) -> None:
+    def _carry_out(self, runs: Sequence[ReadRun]) -> None:
+        if len(runs) == 1:
+            self._one(runs[0], self._on_arrival)
+            return
+        calls = [self._threads.submit(self._one, run, lambda: None) for run in runs]
+        pending, seen = set(calls), self.health.arrived_bytes
+        while pending:
+            pending = wait(pending, timeout=_LOOK_S).not_done
+            arrived = self.health.arrived_bytes
+            if arrived != seen:
+                seen = arrived
+                self._on_arrival()
+        for call in calls:
+            call.result()
+
+    def _one(self, run: ReadRun, on_arrival: Callable[[], None]) -> None:
         targets, offset = run.targets, run.offset
         while targets:
-            try:
-                count = os.preadv(self._fds[run.file], targets, offset)
-            except OSError as error:
-                raise ExpertReadError(
-                    f"{self._files[run.file]} cannot be read at byte {offset}: {error.strerror}"
-                ) from error
+            count = self._call(run.file, _first(targets, _CALL_LIMIT_BYTES), offset)
             if count == 0:
-                raise ExpertReadError(
-                    f"{self._files[run.file]} ends at byte {offset}, and "
-                    f"{sum(map(len, targets))} more bytes were expected: was the file replaced or "
-                    "cut while it was served?"
+                path, missing = self.files[run.file], sum(map(len, targets))
+                raise _UnreadableError(
+                    run.file,
+                    f"{path} ends at byte {offset}, and {missing} more bytes were expected. "
+                    "Download the checkpoint again.",
                 )
             targets, offset = _after(targets, count), offset + count
+            on_arrival()
+
+    def _call(self, file: int, targets: tuple[memoryview, ...], offset: int) -> int:
+        count = 0
+        self.health.began(file, offset, self._clock.monotonic_s())
+        try:
+            count = self._storage.read(self._opened[file].fd, targets, offset)
+        except OSError as error:
+            text = failed_read(self.files[file], offset, error)
+            raise _UnreadableError(file, text) from error
+        finally:
+            self.health.ended(count, self._clock.monotonic_s())
+        return count
+
+    def _confirm(self, file: int) -> None:
+        """Make sure that a file is the one that was opened; some 2 microseconds.
+
+        Raises:
+            _UnreadableError: It is not, or nobody can tell.
+        """
+        held, path = self._opened[file], self.files[file]
+        self.health.began(file, None, self._clock.monotonic_s())
+        try:
+            now = self._storage.stat(held.fd)
+        except OSError as error:
+            raise _UnreadableError(file, failed_read(path, None, error)) from error
+        finally:
+            self.health.ended(0, self._clock.monotonic_s())
+        what = change(held.opened, now)
+        if what:
+            raise _UnreadableError(file, changed_file(path, what), changed=True)
+        if lost_its_name(held.opened, now):
+            held.opened = now
+            log.warning(
+                "%s was deleted or replaced while it was served. This engine goes on with the "
+                "bytes that it has opened; the next start reads what is there then.",
+                path,
+            )
+
+    def _noted(self, error: _UnreadableError) -> ExpertReadError:
+        """The error that callers get, once it is in `health`.
+
+        What happened to the file explains more than the read that it broke.
+        """
+        if not error.changed:
+            try:
+                self._confirm(error.file)
+            except _UnreadableError as why:
+                error = why if why.changed else error
+        now_s = self._clock.monotonic_s()
+        self.health.failed(error.file, error.text, changed=error.changed, now_s=now_s)
+        return ExpertReadError(error.text)
 
     def _count(self, jobs: Sequence[ReadJob], runs: int, seconds: float) -> None:
         with self._lock:
@@ -162,16 +288,11 @@ class RangeReader:
                 busy_s=self.totals.busy_s + seconds,
             )
 
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The files, as jobs count them."""
-        return self._files
-
     def close(self) -> None:
         """End the threads and close the files."""
         self._threads.shutdown()
-        for fd in self._fds:
-            os.close(fd)
+        for file in self._opened:
+            self._storage.close(file.fd)
 
 
 def join_adjacent(jobs: Iterable[ReadJob], *, workers: int) -> list[ReadRun]:
@@ -208,6 +329,17 @@ def _continues(group: Sequence[ReadJob], job: ReadJob) -> bool:
     return len(group) < _TARGETS_LIMIT and end == (job.file, job.offset)
 
 
+def _first(targets: tuple[memoryview, ...], limit: int) -> tuple[memoryview, ...]:
+    """As many of the bytes to fill as one call asks for, at least one."""
+    length = 0
+    for number, target in enumerate(targets):
+        length += len(target)
+        if length > limit:
+            cut = target[: len(target) - (length - limit)]
+            return (*targets[:number], cut) if cut else targets[:number]
+    return targets
+
+
 def _after(targets: tuple[memoryview, ...], count: int) -> tuple[memoryview, ...]:
     """What is left to fill once `count` bytes have arrived."""
     for number, target in enumerate(targets):
@@ -217,12 +349,9 @@ def _after(targets: tuple[memoryview, ...], count: int) -> tuple[memoryview, ...
     return ()
 
 
-def _open(file: Path) -> int:
+def _open(storage: Storage, file: Path) -> _OpenFile:
     try:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        fd = storage.open(file)
+        return _OpenFile(fd, storage.stat(fd))
     except OSError as error:
         raise ExpertReadError(f"{file} cannot be opened: {error.strerror}") from error
-    if hasattr(os, "posix_fadvise"):
-        # Experts are chosen by the gate: read-ahead would fetch its neighbours for nothing.
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-    return fd

@@ -1,0 +1,1 @@
+"""The fault injector: off unless configured, and armed only by an explicit switch."""

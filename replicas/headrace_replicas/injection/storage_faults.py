@@ -1,0 +1,204 @@
+"""Injects a plan's faults of storage between the reader and the operating system's files.
+
+`strike` decides, for one fault, whether a read is struck. It is pure: the n-th read of the files of
+a fault gets the same answer in each run with the same seed, whatever thread makes it.
+"""
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from headrace_replicas.contract.clock import Clock
+from headrace_replicas.engine.experts.storage import Storage
+from headrace_replicas.injection.plan import (
+    AnyStorageFault,
+    ReadError,
+    ShortRead,
+    SlowRead,
+    StalledRead,
+    StorageFault,
+    TruncatedFile,
+)
+
+log = logging.getLogger("ray.serve.headrace.injection")
+
+_DRAWS: Final = 2**64
+# Strikes of a fault that are logged one by one.
+_TOLD: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultCount:
+    """What a fault has seen and done so far.
+
+    Attributes:
+        reads: Reads of its files since it was there to strike.
+        strikes: Those that it struck.
+    """
+
+    reads: int = 0
+    strikes: int = 0
+
+
+def strike(fault: StorageFault, count: FaultCount, *, draw: float) -> tuple[FaultCount, bool]:
+    """Whether a fault strikes the next read of its files.
+
+    Args:
+        fault: The fault.
+        count: Its count before.
+        draw: 0 to 1, compared with the fault's ratio.
+
+    Returns:
+        Its count after, and the answer.
+    """
+    reads = count.reads + 1
+    spent = fault.times is not None and count.strikes >= fault.times
+    struck = reads >= fault.from_read and not spent and draw < fault.ratio
+    return FaultCount(reads=reads, strikes=count.strikes + struck), struck
+
+
+def draw_of(seed: int, fault: int, read: int) -> float:
+    """The draw for a read of a fault's files; 0 to 1, not 1 itself.
+
+    Args:
+        seed: Of the plan.
+        fault: Number of the fault in the plan.
+        read: Number of the read of its files.
+    """
+    digest = blake2b(f"{seed}/{fault}/{read}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / _DRAWS
+
+
+@dataclass(slots=True)
+class _Armed:
+    """A fault, what it has done, and until when its link is taken (`slow_read`)."""
+
+    number: int
+    fault: AnyStorageFault
+    count: FaultCount = field(default_factory=FaultCount)
+    link_free_s: float = 0.0
+
+
+class FaultyStorage:
+    """A storage whose reads meet with the faults of a plan.
+
+    Args:
+        inner: Where the bytes really come from.
+        faults: Those that are meant for this engine, by their number in the plan.
+        seed: The plan's.
+        clock: Time source.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        inner: Storage,
+        faults: Sequence[tuple[int, AnyStorageFault]],
+        *,
+        seed: int,
+        clock: Clock,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._inner = inner
+        self._faults = [_Armed(number, fault) for number, fault in faults]
+        self._seed = seed
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._paths: dict[int, Path] = {}
+
+    def open(self, file: Path) -> int:
+        """See `Storage.open`."""
+        fd = self._inner.open(file)
+        self._paths[fd] = file
+        return fd
+
+    def read(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
+        """See `Storage.read`; the faults that strike apply in the plan's order."""
+        path = self._paths[fd]
+        for armed in self._struck(path, offset, sum(map(len, targets))):
+            targets = self._suffer(armed, path, targets, offset)
+        return self._inner.read(fd, targets, offset) if targets else 0
+
+    def stat(self, fd: int) -> os.stat_result:
+        """See `Storage.stat`."""
+        return self._inner.stat(fd)
+
+    def close(self, fd: int) -> None:
+        """See `Storage.close`."""
+        del self._paths[fd]
+        self._inner.close(fd)
+
+    def _struck(self, path: Path, offset: int, length: int) -> list[_Armed]:
+        """The faults that strike this read."""
+        found: list[_Armed] = []
+        with self._lock:
+            for armed in self._faults:
+                fault = armed.fault
+                if not fault.strikes_part(path, offset, length):
+                    continue
+                if fault.once_exists is not None and not fault.once_exists.exists():
+                    continue
+                draw = draw_of(self._seed, armed.number, armed.count.reads + 1)
+                armed.count, struck = strike(fault, armed.count, draw=draw)
+                if struck:
+                    found.append(armed)
+        return found
+
+    def _suffer(
+        self, armed: _Armed, path: Path, targets: Sequence[memoryview], offset: int
+    ) -> Sequence[memoryview]:
+        """Let a fault act; what is left to read.
+
+        Raises:
+            OSError: The fault is one.
+        """
+        length = sum(map(len, targets))
+        match armed.fault:
+            case SlowRead(bytes_per_s=bytes_per_s):
+                self._tell(armed, path, offset, first_only=True)
+                self._sleep(self._queue(armed, length / bytes_per_s))
+            case StalledRead(stall_s=stall_s):
+                self._tell(armed, path, offset)
+                self._sleep(stall_s)
+            case ReadError(errno=name):
+                self._tell(armed, path, offset)
+                number = getattr(errno, name)
+                raise OSError(number, os.strerror(number))
+            case ShortRead():
+                self._tell(armed, path, offset, first_only=True)
+                return _shortened(targets, max(1, length // 2))
+            case TruncatedFile(size_bytes=size_bytes):
+                self._tell(armed, path, offset, first_only=True)
+                return _shortened(targets, max(0, min(length, size_bytes - offset)))
+        return targets
+
+    def _queue(self, armed: _Armed, seconds: float) -> float:
+        """Take the link for some seconds after all who took it before; how long that will be."""
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            armed.link_free_s = max(now_s, armed.link_free_s) + seconds
+            return armed.link_free_s - now_s
+
+    def _tell(self, armed: _Armed, path: Path, offset: int, *, first_only: bool = False) -> None:
+        if armed.count.strikes > (1 if first_only else _TOLD):
+            return
+        log.warning("injected %s into a read of %s at byte %d", armed.fault, path, offset)
+
+
+def _shortened(targets: Sequence[memoryview], length: int) -> Sequence[memoryview]:
+    """The first bytes of what was asked for."""
+    kept: list[memoryview] = []
+    for target in targets:
+        if length <= 0:
+            break
+        kept.append(target[:length])
+        length -= len(target)
+    return kept
