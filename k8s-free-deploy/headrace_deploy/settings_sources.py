@@ -19,12 +19,14 @@ from pydantic_core import to_json
 from headrace_deploy.located_yaml import parse_scalar, read_sections
 from headrace_replicas.contract.errors import SettingsError
 from headrace_replicas.contract.settings import Section, Settings
+from headrace_replicas.injection.plan import read_plan
 from headrace_serve.http.keys import KeyRing
 
 _PREFIX: Final = "HEADRACE_"
 KEY_VARIABLE: Final = "HEADRACE_API_KEY"
 """Keys that clients must send, in clear text; only `headrace serve` reads it."""
 _SECRETS: Final = frozenset({"gateway.api_keys"})
+_ARMED: Final = "injection.armed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class Loaded:
     """Settings and where each comes from.
 
     Attributes:
-        settings: The validated settings; `state_dir` is absolute.
+        settings: The validated settings; `state_dir` and `injection.plan` are absolute.
         origins: Dotted field name -> `default`, `file NAME:LINE`, `environment NAME` or
             `command line`, for every field.
     """
@@ -47,6 +49,11 @@ class _Given:
 
     value: object
     origin: str
+
+    @property
+    def from_environment(self) -> bool:
+        """Whether an environment variable set it."""
+        return self.origin.startswith("environment ")
 
 
 def fields() -> Mapping[str, FieldInfo]:
@@ -93,18 +100,22 @@ def load(file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
             raise _unknown(name, entry.origin, fields())
     settings = _validate(given)
     _require_digests(settings, given)
-    state_dir = _absolute(settings.state_dir)
+    _require_switch(given)
+    paths: dict[str, object] = {"state_dir": _absolute(settings.state_dir, "state_dir")}
+    if settings.injection.plan is not None:
+        plan = _absolute(settings.injection.plan, "injection.plan")
+        read_plan(plan)  # refused here, and not minutes later where the engine runs
+        paths["injection"] = settings.injection.model_copy(update={"plan": plan})
     origins = {name: given[name].origin if name in given else "default" for name in fields()}
-    return Loaded(settings=settings.model_copy(update={"state_dir": state_dir}), origins=origins)
+    return Loaded(settings=settings.model_copy(update=paths), origins=origins)
 
 
-def _absolute(state_dir: Path) -> Path:
+def _absolute(path: Path, name: str) -> Path:
     try:
-        return state_dir.expanduser().absolute()
+        return path.expanduser().absolute()
     except RuntimeError as error:
         raise SettingsError(
-            f"state_dir = {state_dir}: there is no such home folder; write the path in full",
-            "state_dir",
+            f"{name} = {path}: there is no such home folder; write the path in full", name
         ) from error
 
 
@@ -202,6 +213,17 @@ def _require_digests(settings: Settings, given: Mapping[str, _Given]) -> None:
     except SettingsError as error:
         origin = given["gateway.api_keys"].origin
         raise SettingsError(f"{error} ({origin})", error.param) from error
+
+
+def _require_switch(given: Mapping[str, _Given]) -> None:
+    """Let nothing but the environment arm faults: a file may be left behind, or copied."""
+    switch = given.get(_ARMED)
+    if switch is not None and switch.value is not False and not switch.from_environment:
+        raise SettingsError(
+            f"{_ARMED} ({switch.origin}): faults are armed by {variable(_ARMED)}=true in the "
+            "environment and nowhere else. Leave it out here.",
+            _ARMED,
+        )
 
 
 def _shown(name: str, value: object) -> str:

@@ -21,7 +21,12 @@ from headrace_replicas.canary import (
     load_or_record,
 )
 from headrace_replicas.contract.clock import Clock
-from headrace_replicas.contract.errors import CheckpointError, EngineFaultError, HeadraceError
+from headrace_replicas.contract.errors import (
+    CheckpointError,
+    EngineFaultError,
+    ExpertReadError,
+    HeadraceError,
+)
 from headrace_replicas.contract.fleet import ProbeKind, ProbeResult, ReplicaSnapshot, ReplicaState
 from headrace_replicas.contract.requests import GenerateRequest, Progress, TokenChunk
 from headrace_replicas.contract.settings import Settings
@@ -29,10 +34,12 @@ from headrace_replicas.device_claim import DeviceClaim
 from headrace_replicas.engine.budget import draw_up
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint, resolve
 from headrace_replicas.engine.experts.pack_index import state_folder
+from headrace_replicas.engine.experts.read_health import ReadReport
 from headrace_replicas.engine.loading import LoadedModel, Streaming, choose_device, load
 from headrace_replicas.engine.memory_plan import MemoryPlan
 from headrace_replicas.engine.prompt_ids import prompt_ids
 from headrace_replicas.engine.steps import Engine, stream_key
+from headrace_replicas.injection.arming import arm
 
 log = logging.getLogger("ray.serve.headrace.replica")
 
@@ -54,6 +61,8 @@ class Replica:
         CheckpointError: The checkpoint is broken, or its canary gave other tokens than recorded.
         BackendMissingError: MLX has no backend for the device.
         MemoryPlanError: The model does not fit into the host's memory.
+        ExpertReadError: An expert could not be read while the replica proved itself.
+        SettingsError: The plan of injected faults is none.
     """
 
     def __init__(
@@ -70,6 +79,13 @@ class Replica:
         self._leaving = ""
         self._probe_lock = asyncio.Lock()
         self._last_asked_s = clock.monotonic_s()
+        self._armament = arm(
+            settings.injection,
+            host=host,
+            device=claim.device,
+            generation=claim.generation,
+            clock=clock,
+        )
         self._engine = Engine(load=self._load, settings=settings.engine, clock=clock)
         self._loaded = self._engine.start()
         self._canary = self._verified_canary()
@@ -98,7 +114,10 @@ class Replica:
 
     def _streaming(self, checkpoint: Checkpoint, plan: MemoryPlan) -> Streaming | None:
         """How experts are streamed; None when all of them stay in memory."""
+        armament = self._armament
         if not plan.streams:
+            if armament is not None:
+                log.warning("all experts are in memory: no fault of storage will be injected")
             return None
         return Streaming(
             slots=plan.slots_per_layer,
@@ -106,6 +125,8 @@ class Replica:
             clock=self._clock,
             on_progress=self._engine.progressed,
             pack_folders=(state_folder(self._settings.state_dir, checkpoint.fingerprint),),
+            storage=None if armament is None else armament.storage,
+            read_failures=self._settings.fleet.read_failures,
         )
 
     @property
@@ -208,22 +229,33 @@ class Replica:
     async def _prove(self, kind: ProbeKind) -> ProbeResult:
         async with self._probe_lock:
             began_s = self._clock.monotonic_s()
-            if self._engine.status.running:
-                await self._progress_since(self._engine.status.engine_steps)
+            if await self._works():
                 return self._verdict("work", began_s, self._canary.expected_ids)
-            got = await self._answer(self._canary.prompt_ids)
+            try:
+                got = await self._answer(self._canary.prompt_ids)
+            except ExpertReadError as error:
+                return self._verdict(kind, began_s, (), unreadable=str(error))
             return self._verdict(kind, began_s, got)
 
-    async def _progress_since(self, engine_steps: int) -> None:
-        while self._engine.status.engine_steps == engine_steps:
+    async def _works(self) -> bool:
+        """Wait for the next progress of a busy engine; False when it has nothing to do any more.
+
+        Raises:
+            EngineFaultError: The engine has ended.
+        """
+        engine_steps = self._engine.status.engine_steps
+        while self._engine.status.running:
+            if self._engine.status.engine_steps != engine_steps:
+                return True
             if self._engine.status.fault is not None:
                 raise EngineFaultError(self._engine.status.fault)
-            if not self._engine.status.running:
-                return
             await asyncio.sleep(_PROGRESS_POLL_S)
+        return self._engine.status.engine_steps != engine_steps
 
-    def _verdict(self, kind: ProbeKind, began_s: float, got: tuple[int, ...]) -> ProbeResult:
-        detail = difference(self._canary, got)
+    def _verdict(
+        self, kind: ProbeKind, began_s: float, got: tuple[int, ...], *, unreadable: str = ""
+    ) -> ProbeResult:
+        detail = unreadable or difference(self._canary, got)
         return ProbeResult(
             replica_id=self._replica_id,
             generation=self._claim.generation,
@@ -234,6 +266,7 @@ class Replica:
             got=got,
             detail=detail,
             at_s=self._clock.now_s(),
+            unreadable=bool(unreadable),
         )
 
     async def _answer(self, prompt: Sequence[int]) -> tuple[int, ...]:
@@ -274,6 +307,8 @@ class Replica:
     def snapshot(self) -> ReplicaSnapshot:
         """What this replica says of itself now."""
         status, streamed = self._engine.status, self._loaded.streamed
+        now_s = self._clock.monotonic_s()
+        reads = ReadReport() if streamed is None else streamed.reader.health.report(now_s)
         return ReplicaSnapshot(
             replica_id=self._replica_id,
             generation=self._claim.generation,
@@ -292,4 +327,8 @@ class Replica:
             device=self._claim.device,
             rss_bytes=self._process.memory_info().rss,
             at_s=self._clock.now_s(),
+            storage_trouble=reads.trouble,
+            storage_troubles=reads.troubles,
+            storage_lost=reads.lost,
+            injecting="" if self._armament is None else self._armament.summary,
         )

@@ -100,8 +100,10 @@ def failure_of(error: HeadraceError) -> AttemptFailure | None:
     match error:
         case WeightsMismatchError():
             return "mismatch"
-        case EngineFaultError() | ExpertReadError():
+        case EngineFaultError():
             return "faulted"
+        case ExpertReadError():
+            return "unreadable"
         case ReplicaLostError():
             return "died"
         case _:
@@ -166,7 +168,13 @@ def _moved_too_often(loss: Loss) -> HeadraceError:
     if loss.failure is None and loss.error is not None:
         return loss.error
     text = f"The request may not move again: {_story(loss)}. Send it again."
-    return EngineFaultError(text) if loss.failure == "faulted" else ReplicaLostError(text)
+    match loss.failure:
+        case "faulted":
+            return EngineFaultError(text)
+        case "unreadable":
+            return ExpertReadError(text)
+        case _:
+            return ReplicaLostError(text)
 
 
 def _nobody_left(loss: Loss) -> NoReplicaError:

@@ -7,7 +7,8 @@ the records before and after.
 
 Laws: `step` never raises, whatever comes and in whatever order; the version rises by one with
 each change, and no change gives the same object back; a replica and generation has at most one
-open incident; an incident is closed once its culprit passed a probe or its place was taken.
+open incident; an incident is closed once its place was taken, or its culprit passed a probe and can
+read its files.
 """
 
 from dataclasses import replace
@@ -35,6 +36,7 @@ from headrace_replicas.contract.fleet import (
 from headrace_replicas.contract.settings import FleetSettings
 from headrace_serve import fleet_orders as orders
 from headrace_serve import fleet_probes as probes
+from headrace_serve import fleet_storage as storage
 from headrace_serve import fleet_symptoms as symptoms
 from headrace_serve.fleet_state import (
     OUT_OF_ROTATION,
@@ -56,6 +58,7 @@ _LOST_ATTEMPTS: Final = {
     "stalled": (Cause.REPLICA_STALLED, Trigger.DOUBTED, "an attempt on it stalled"),
     "ended_early": (Cause.STREAM_ENDED_EARLY, Trigger.DISTRUSTED, "an attempt ended early"),
     "faulted": (Cause.ENGINE_FAULT, Trigger.DISTRUSTED, "its engine failed under an attempt"),
+    "unreadable": (Cause.STORAGE_FAULT, Trigger.DOUBTED, "it could not read an expert"),
     "mismatch": (Cause.WEIGHTS_MISMATCH, Trigger.DISTRUSTED, "its model differs"),
 }
 
@@ -196,6 +199,7 @@ def _snapshot(state: FleetState, notice: SnapshotSeen, moment: Moment) -> FleetS
         elif replica.stale(moment.at_s, moment.settings) and replica.state in WATCHED:
             replica = replace(replica, next_probe_s=moment.at_s)
     replica = replace(replica, snapshot=snapshot, heard_s=moment.at_s)
+    replica = storage.heard(replica, before, moment)
     if snapshot.state is ReplicaState.STOPPING:
         replica = _leaves(replica, moment)
     elif before is not None and before.generation == snapshot.generation:

@@ -99,7 +99,11 @@ def _passed(replica: Replica, result: ProbeResult, moment: Moment) -> Replica:
     if replica.state is ReplicaState.SUSPENDED and result.kind == "work":
         # Tokens that flow are no proof that they are the right ones.
         return replica
-    replica = cancel_replacement(replace(replica, failures=0, last_probe=result))
+    replica = replace(replica, failures=0, last_probe=result)
+    if replica.lost_its_files:
+        # What it answered it had in memory, or read from another file.
+        return replica
+    replica = cancel_replacement(replica)
     if replica.state is ReplicaState.SUSPECT and replica.stale(moment.at_s, moment.settings):
         # Ready now would be suspect again at the next tick.
         return replica
@@ -109,15 +113,21 @@ def _passed(replica: Replica, result: ProbeResult, moment: Moment) -> Replica:
 
 
 def _failed(replica: Replica, result: ProbeResult, moment: Moment) -> Replica:
+    cause = Cause.STORAGE_FAULT if result.unreadable else Cause.CANARY_FAILED
+    replica = replace(replica, last_probe=result)
+    replica = symptom(replica, cause, _story(result), moment)
+    replica = moved(replica, Trigger.DISTRUSTED, "its canary failed", moment)
+    return _count_failure(replica, moment)
+
+
+def _story(result: ProbeResult) -> str:
+    if result.unreadable:
+        return f"canary ({result.kind}) broke off after {result.latency_s:.2f} s: {result.detail}"
     right = sum(1 for want, got in zip(result.expected, result.got, strict=False) if want == got)
-    text = (
+    return (
         f"canary ({result.kind}) gave {right} of {len(result.expected)} expected tokens in "
         f"{result.latency_s:.2f} s: {result.detail or 'no detail'}; got {list(result.got)}"
     )
-    replica = replace(replica, last_probe=result)
-    replica = symptom(replica, Cause.CANARY_FAILED, text, moment)
-    replica = moved(replica, Trigger.DISTRUSTED, "its canary failed", moment)
-    return _count_failure(replica, moment)
 
 
 def unanswered(replica: Replica, notice: ProbeUnanswered, moment: Moment) -> Replica:
@@ -191,7 +201,7 @@ def newborn(replica_id: str, moment: Moment) -> Replica:
 
 def restarted(replica: Replica, moment: Moment) -> Replica:
     """The replica when another engine answers under its id: nothing proved so far counts."""
-    fresh = replace(replica, probe=None, failures=0, order=None, last_probe=None)
+    fresh = replace(replica, probe=None, failures=0, order=None, last_probe=None, storage_s=None)
     return moved(fresh, Trigger.RESTARTED, "its engine started again", moment)
 
 

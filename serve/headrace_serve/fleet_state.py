@@ -135,6 +135,7 @@ class Replica:
         failures: Failed canaries in a row.
         replaced: Whether a newcomer has taken its place.
         incident: The newest incident of which it is the culprit.
+        storage_s: When it last said anything new of trouble with its files.
     """
 
     replica_id: str
@@ -153,6 +154,7 @@ class Replica:
     order: Order | None = None
     replaced: bool = False
     incident: Incident | None = None
+    storage_s: float | None = None
 
     @property
     def generation(self) -> int:
@@ -174,6 +176,11 @@ class Replica:
     def leaves_as_ordered(self) -> bool:
         """Whether its end is the plan, so that it is no symptom."""
         return self.out_by_choice and self.order is not None and self.order.kind == "replace"
+
+    @property
+    def lost_its_files(self) -> bool:
+        """Whether its reads of experts fail, and will: it computes rightly, but not everything."""
+        return self.snapshot is not None and self.snapshot.storage_lost
 
     def stale(self, at_s: float, settings: FleetSettings) -> bool:
         """Whether its snapshots stopped; one that never sent any is not judged by them."""

@@ -28,6 +28,7 @@ _TITLES: Final = {
     Cause.CANARY_FAILED: "The canary failed",
     Cause.CANARY_TIMEOUT: "The canary got no answer",
     Cause.WEIGHTS_MISMATCH: "The replica's model differs from the others'",
+    Cause.STORAGE_FAULT: "The replica could not read its experts",
 }
 
 

@@ -56,6 +56,7 @@ def verdict(
     kind: ProbeKind = "canary",
     generation: int = 1,
     at_s: float = 0.0,
+    unreadable: str = "",
 ) -> ProbeResult:
     """A probe's verdict on the expected tokens 1, 2, 3."""
     return ProbeResult(
@@ -65,9 +66,10 @@ def verdict(
         passed=passed,
         latency_s=0.0,
         expected=(1, 2, 3),
-        got=(1, 2, 3) if passed else (1, 9, 9),
+        got=(1, 2, 3) if passed else () if unreadable else (1, 9, 9),
         at_s=at_s,
-        detail="" if passed else "token 1 differs",
+        detail="" if passed else unreadable or "token 1 differs",
+        unreadable=bool(unreadable),
     )
 
 
@@ -123,9 +125,15 @@ class Fleet:
         passed: bool = True,
         kind: ProbeKind = "canary",
         generation: int = 1,
+        unreadable: str = "",
     ) -> tuple[Effect, ...]:
         result = verdict(
-            replica_id, passed=passed, kind=kind, generation=generation, at_s=self.now_s
+            replica_id,
+            passed=passed,
+            kind=kind,
+            generation=generation,
+            at_s=self.now_s,
+            unreadable=unreadable,
         )
         return self.hear(ProbeFinished(result=result, at_s=self.now_s))
 

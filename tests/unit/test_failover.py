@@ -11,6 +11,7 @@ from headrace_replicas.contract.errors import (
     ContextLengthExceededError,
     DeadlineExceededError,
     EngineFaultError,
+    ExpertReadError,
     HeadraceError,
     InvalidRequestError,
     NoReplicaError,
@@ -102,6 +103,7 @@ def test_moves_are_bounded() -> None:
     assert isinstance(error, ReplicaLostError)
     assert "ActorDiedError: killed" in str(error)
     assert isinstance(error_of(replace(DIED, moves=2, failure="faulted")), EngineFaultError)
+    assert isinstance(error_of(replace(DIED, moves=2, failure="unreadable")), ExpertReadError)
 
 
 def test_no_request_moves_past_its_deadline() -> None:
@@ -157,6 +159,7 @@ def test_every_loss_has_one_bounded_outcome(loss: Loss) -> None:
     ("error", "failure"),
     [
         (EngineFaultError("x"), "faulted"),
+        (ExpertReadError("x"), "unreadable"),
         (WeightsMismatchError("x"), "mismatch"),
         (ReplicaLostError("x"), "died"),
         (InvalidRequestError("x"), None),

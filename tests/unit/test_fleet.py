@@ -67,6 +67,7 @@ def test_a_new_engine_under_an_old_id_starts_anew() -> None:
         ("stalled", SUSPECT, Cause.REPLICA_STALLED),
         ("ended_early", SUSPENDED, Cause.STREAM_ENDED_EARLY),
         ("faulted", SUSPENDED, Cause.ENGINE_FAULT),
+        ("unreadable", SUSPECT, Cause.STORAGE_FAULT),
         ("mismatch", SUSPENDED, Cause.WEIGHTS_MISMATCH),
     ],
 )

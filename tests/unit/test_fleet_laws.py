@@ -144,6 +144,7 @@ class FleetLaws(RuleBasedStateMachine):
         state=st.sampled_from([ReplicaState.READY] * 4 + [ReplicaState.STARTING, *GONE[1:2]]),
         running=st.integers(0, 2),
         engine_steps=st.integers(0, 5),
+        storage=st.sampled_from([("", 0, False)] * 4 + [("slow", 1, False), ("cut", 2, True)]),
     )
     def send_snapshot(
         self,
@@ -153,7 +154,9 @@ class FleetLaws(RuleBasedStateMachine):
         state: ReplicaState,
         running: int,
         engine_steps: int,
+        storage: tuple[str, int, bool],
     ) -> None:
+        trouble, troubles, lost = storage
         seen = snapshot(
             name,
             generation=generation,
@@ -162,6 +165,9 @@ class FleetLaws(RuleBasedStateMachine):
             running=running,
             engine_steps=engine_steps,
             host=HOSTS[name],
+            storage_trouble=trouble,
+            storage_troubles=troubles,
+            storage_lost=lost,
         )
         self.hear(SnapshotSeen(snapshot=seen, at_s=self.fleet.now_s))
 

@@ -249,3 +249,34 @@ def test_numbers_are_taken_or_refused_never_bent(port: int, replicas: int) -> No
         with pytest.raises(SettingsError) as caught:
             load(None, {}, given_values)
         assert caught.value.param in given_values
+
+
+SWITCH = {"HEADRACE_INJECTION__ARMED": "true"}
+
+
+def test_a_plan_of_faults_wants_the_switch_from_the_environment(
+    write_file: WriteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may name the plan; its path is absolute for engines with another working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faults.yaml").write_text("faults: [{kind: short_read}]")
+    settings = write_file("injection: {plan: faults.yaml}\n")
+    with pytest.raises(SettingsError, match=r"injection\.plan.*set HEADRACE_INJECTION__ARMED=true"):
+        load(settings, {}, {})
+    loaded = load(settings, SWITCH, {})
+    assert loaded.settings.injection.plan == tmp_path / "faults.yaml"
+    assert loaded.settings.injection.armed
+
+
+@pytest.mark.parametrize("source", ["file", "command line"])
+def test_nothing_but_the_environment_arms_faults(write_file: WriteFile, source: str) -> None:
+    """A settings file may be left behind or copied to another fleet."""
+    path = write_file("injection: {armed: true}\n") if source == "file" else None
+    overrides = {"injection.armed": True} if source == "command line" else {}
+    with pytest.raises(SettingsError, match="HEADRACE_INJECTION__ARMED=true in the environment"):
+        load(path, {}, overrides)
+
+
+def test_a_plan_of_faults_that_is_none_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"none\.yaml cannot be read"):
+        load(None, SWITCH, {"injection.plan": str(tmp_path / "none.yaml")})

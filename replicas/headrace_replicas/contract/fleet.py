@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Literal
 
 ProbeKind = Literal["canary", "work", "self"]
-AttemptFailure = Literal["died", "stalled", "ended_early", "faulted", "mismatch"]
+AttemptFailure = Literal["died", "stalled", "ended_early", "faulted", "unreadable", "mismatch"]
 
 
 class ReplicaState(StrEnum):
@@ -30,6 +30,7 @@ class Cause(StrEnum):
     CANARY_FAILED = "canary_failed"
     CANARY_TIMEOUT = "canary_timeout"
     WEIGHTS_MISMATCH = "weights_mismatch"
+    STORAGE_FAULT = "storage_fault"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,12 @@ class ReplicaSnapshot:
         device: Index of the device on the host.
         rss_bytes: Resident memory of the process.
         at_s: Wall-clock second at which this was taken.
+        storage_trouble: The newest trouble with reading experts, as a sentence that names the file;
+            empty when there was none.
+        storage_troubles: How many there were since the engine started.
+        storage_lost: Whether a file has changed or failed again and again, so that the replica
+            should be replaced.
+        injecting: The faults that are injected on purpose, for people; empty unless armed.
     """
 
     replica_id: str
@@ -74,6 +81,10 @@ class ReplicaSnapshot:
     device: int
     rss_bytes: int
     at_s: float
+    storage_trouble: str = ""
+    storage_troubles: int = 0
+    storage_lost: bool = False
+    injecting: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +100,7 @@ class ProbeResult:
         got: The token ids that came.
         detail: Why it failed, for a person; empty when it passed.
         at_s: Wall-clock second of the verdict.
+        unreadable: Whether it broke off because an expert's bytes could not be read.
     """
 
     replica_id: str
@@ -100,6 +112,7 @@ class ProbeResult:
     got: tuple[int, ...]
     at_s: float
     detail: str = ""
+    unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ The models are the reference: `k8s-free-deploy/fleet.example.yaml` is checked ag
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -153,6 +153,11 @@ class FleetSettings(Section):
     canary_failures: Count = Field(
         default=2, description="Failed canaries in a row after which a replica is replaced."
     )
+    read_failures: Count = Field(
+        default=3,
+        description="Failed reads of one file of experts, within a quarter of an hour, after which "
+        "a replica is replaced. One whose file was changed is replaced at once.",
+    )
     max_unavailable: Count = Field(
         default=1, description="Replicas that may be out by choice at a time."
     )
@@ -188,6 +193,31 @@ class RaySettings(Section):
     )
 
 
+class InjectionSettings(Section):
+    """Faults on purpose, to see what a fleet does; never by accident."""
+
+    armed: bool = Field(
+        default=False,
+        description="Must be true for a plan to be taken; only the environment can set it "
+        "(HEADRACE_INJECTION__ARMED=true), so that no file left behind injects faults.",
+    )
+    plan: Path | None = Field(
+        default=None,
+        description="YAML file that says which faults; None injects none. Read where the engine "
+        "runs.",
+    )
+
+    @field_validator("plan")
+    @classmethod
+    def _only_when_armed(cls, plan: Path | None, info: ValidationInfo) -> Path | None:
+        if plan is not None and not info.data.get("armed"):
+            raise ValueError(
+                "injects faults, and injection.armed is false; set HEADRACE_INJECTION__ARMED=true "
+                "in the environment if that is meant, else remove injection.plan"
+            )
+        return plan
+
+
 class Settings(Section):
     """All settings of one headrace deployment."""
 
@@ -198,6 +228,7 @@ class Settings(Section):
     fleet: FleetSettings = FleetSettings()
     failover: FailoverSettings = FailoverSettings()
     ray: RaySettings = RaySettings()
+    injection: InjectionSettings = InjectionSettings()
     state_dir: Path = Field(
         default=Path("~/.headrace"),
         description="Incidents, canaries and device locks; `HEADRACE_STATE_DIR` sets it too.",

@@ -311,14 +311,14 @@ def _text_bytes(value: object) -> int:
 
 
 def _readiness(status: ReplicaStatus, now_s: float) -> dict[str, Any]:
-    probe = status.last_probe
+    probe, snapshot = status.last_probe, status.snapshot
     return {
         "replica_id": status.replica_id,
         "state": status.state.value,
         "reason": status.reason,
         "in_state_s": round(now_s - status.since_s, 3),
         "proved_s_ago": round(now_s - probe.at_s, 3) if probe and probe.passed else None,
-    }
+    } | ({"injecting": snapshot.injecting} if snapshot and snapshot.injecting else {})
 
 
 def model_name(settings: Settings) -> str:
