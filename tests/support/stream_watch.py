@@ -1,0 +1,167 @@
+"""Watches a streaming engine from outside: what it reads, when bytes come, what it computes.
+
+A storage that fills every target with 0xFF before it reads, so that whoever computes with bytes
+that are not there yet gets another answer, and tells a `SlotLedger` of all of it.
+"""
+
+import io
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from headrace_replicas.engine.experts.reader import ReadJob
+from headrace_replicas.engine.experts.storage import Storage
+from headrace_replicas.engine.experts.streaming import ExpertStream
+from tests.support.slot_ledger import Slot, SlotLedger
+from tests.support.streaming_engines import StreamingEngine
+
+
+class StreamWatch:
+    """A storage for one engine, and the watch over that engine.
+
+    Args:
+        inner: Where the bytes come from.
+
+    Attributes:
+        ledger: What it has seen.
+    """
+
+    def __init__(self, inner: Storage) -> None:
+        self.ledger = SlotLedger()
+        self._inner = inner
+        self._lock = threading.Lock()
+        # First address of a target -> (address behind it, its slot).
+        self._targets: dict[int, tuple[int, Slot]] = {}
+        self._results: dict[int, mx.array] = {}
+
+    def open(self, file: Path) -> int:
+        return self._inner.open(file)
+
+    def stat(self, fd: int) -> os.stat_result:
+        return self._inner.stat(fd)
+
+    def close(self, fd: int) -> None:
+        self._inner.close(fd)
+
+    def read(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
+        slots = [self._slot_of(target) for target in targets]
+        self.ledger.read_begins(slots)
+        came: list[tuple[Slot, int]] = []
+        try:
+            for target in targets:
+                np.frombuffer(target, dtype=np.uint8)[:] = 0xFF
+            left = count = self._inner.read(fd, targets, offset)
+            for target, slot in zip(targets, slots, strict=True):
+                came.append((slot, min(left, len(target))))
+                left -= came[-1][1]
+        finally:
+            self.ledger.read_ends(came)
+        return count
+
+    def _slot_of(self, target: memoryview) -> Slot:
+        address = _address(target)
+        with self._lock:
+            return next(
+                slot for begin, (end, slot) in self._targets.items() if begin <= address < end
+            )
+
+    def follow(self, running: StreamingEngine) -> None:
+        """Watch this engine's layers from now on; it must be idle."""
+        for number, stream in enumerate(running.streamed.streams):
+            for pool in stream._pools:
+                _wrap(pool, "job", self._promising(number))
+            _wrap(stream, "run", self._noting_graphs(number, stream))
+
+    def _promising(self, layer: int) -> Callable[..., Any]:
+        """Around `TensorPool.job`."""
+
+        def job(original: Callable[[int, int], ReadJob], expert: int, slot: int) -> ReadJob:
+            made = original(expert, slot)
+            begin, end = _address(made.target), _address(made.target) + len(made.target)
+            with self._lock:
+                for old, (old_end, _) in list(self._targets.items()):
+                    if old < end and begin < old_end:
+                        del self._targets[old]
+                self._targets[begin] = (end, (layer, slot))
+            self.ledger.promised((layer, slot), len(made.target))
+            return made
+
+        return job
+
+    def _noting_graphs(self, layer: int, stream: ExpertStream) -> Callable[..., Any]:
+        """Around `ExpertStream.run`: what its forward computations use."""
+
+        def run(original: Callable[..., mx.array], forward: Any, *arguments: mx.array) -> mx.array:
+            def noted(x: mx.array, slots: mx.array) -> mx.array:
+                if stream.speculating:
+                    # Which ones are used is known on the device alone; all that are there may be.
+                    table = stream._table
+                    there = [expert for expert in range(len(stream._slot_of)) if expert in table]
+                    used = table.slots_of(there)
+                else:
+                    used = np.unique(np.array(slots)).tolist()
+                result: mx.array = forward(x, slots)
+                self._results[self.ledger.built((layer, slot) for slot in used)] = result
+                return result
+
+            return original(noted, *arguments)
+
+        return run
+
+    @contextmanager
+    def over_evaluations(self, running: StreamingEngine) -> Iterator[None]:
+        """While this lasts, evaluations of the engine's thread are noted."""
+        thread = running.engine._thread
+        originals = {name: getattr(mx, name) for name in ("eval", "async_eval")}
+
+        def watched(name: str) -> Callable[..., Any]:
+            def evaluate(*arguments: Any) -> Any:
+                if threading.current_thread() is not thread:
+                    return originals[name](*arguments)
+                owed = self.ledger.evaluation_begins()
+                result = originals[name](*arguments)
+                self.ledger.evaluation_took(self._just_submitted(), owed)
+                if name == "eval":
+                    self.ledger.evaluation_ends()
+                return result
+
+            return evaluate
+
+        try:
+            for name in originals:
+                setattr(mx, name, watched(name))
+            yield
+        finally:
+            for name, original in originals.items():
+                setattr(mx, name, original)
+
+    def _just_submitted(self) -> list[int]:
+        """Graphs that an evaluation has taken along since this was asked last."""
+        found = [one for one in self.ledger.not_submitted if _is_submitted(self._results[one])]
+        for number in found:
+            del self._results[number]
+        return found
+
+
+def _is_submitted(result: mx.array) -> bool:
+    """Whether MLX has taken an array out of its graph, which it does on evaluation."""
+    drawn = io.StringIO()
+    mx.export_to_dot(drawn, result)
+    return "shape=rectangle" not in drawn.getvalue()
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Put a function around a method of one object."""
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *arguments: around(original, *arguments))
+
+
+def _address(target: memoryview) -> int:
+    address: int = np.frombuffer(target, dtype=np.uint8).__array_interface__["data"][0]
+    return address
