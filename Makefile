@@ -12,6 +12,8 @@ PYTEST_ARGS ?=
 CASE_ARGS ?=
 EQUALITY_ARGS ?=
 DEMO_ARGS ?=
+SEED1_ARGS ?=
+SEED1_STALL_S ?= 60
 
 # mlx has wheels for macOS 14 and later; uv assumes 13 and would pick an old release.
 export MACOSX_DEPLOYMENT_TARGET ?= 14.0
@@ -20,7 +22,7 @@ export MACOSX_DEPLOYMENT_TARGET ?= 14.0
 
 .PHONY: help
 help: ## List the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: install ## Kill an engine in the middle of a sentence, and see the sentence go on.
@@ -48,6 +50,11 @@ cases: install ## The field cases against the real stack (CASE_ARGS selects).
 .PHONY: stream-equality
 stream-equality: install ## Streamed experts against resident ones, bit for bit (EQUALITY_ARGS selects).
 	@$(RUN) python -m tests.streaming.equality $(EQUALITY_ARGS)
+
+.PHONY: seed1
+seed1: install ## Slow and stalled storage under an engine and a fleet (SEED1_ARGS, SEED1_STALL_S).
+	@$(RUN) python -m tests.streaming.seed1 $(SEED1_ARGS)
+	@$(RUN) python -m tests.e2e.storage --stall-s $(SEED1_STALL_S)
 
 .PHONY: lock-check
 lock-check: install ## What the lock file installs on macOS arm64 and Linux, Python 3.11 to 3.13.

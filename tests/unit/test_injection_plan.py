@@ -121,3 +121,18 @@ def test_arming_is_told_loudly_and_in_full(
     assert "FAULT INJECTION IS ARMED" in record.message
     assert armament.summary in record.message
     assert "slow_read device=0 file=*.safetensors bytes_per_s=50000000.0" in armament.summary
+
+
+def test_the_plan_in_the_docs_is_one(tmp_path: Path) -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "streaming.md").read_text(encoding="utf-8")
+    [block] = [part for part in docs.split("```yaml\n")[1:] if "faults:" in part]
+    path = tmp_path / "faults.yaml"
+    path.write_text(block.partition("```")[0])
+    assert [fault.kind for fault in read_plan(path).faults] == [
+        "slow_read",
+        "stalled_read",
+        "read_error",
+        "read_error",
+        "short_read",
+        "truncated_file",
+    ]
