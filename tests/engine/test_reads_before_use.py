@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from headrace_replicas.contract.errors import HeadraceError
-from headrace_replicas.engine.backend import mx
 from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.experts.reader import RangeReader
-from headrace_replicas.engine.experts.streaming import Unfinished
+from headrace_replicas.engine.experts.streaming import Computing
 from headrace_replicas.engine.steps import Engine
 from headrace_replicas.injection.plan import ShortRead, StalledRead
 from tests.support.engines import ask, request_for
@@ -33,7 +32,9 @@ def watched_engine(
     return running, watch
 
 
-@pytest.mark.parametrize(("slots", "schedule"), [(4, "layers"), (20, "layers"), (20, "speculate")])
+@pytest.mark.parametrize(
+    ("slots", "schedule"), [(4, "layers"), (20, "layers"), (8, "overlap"), (20, "speculate")]
+)
 def test_every_slot_has_its_bytes_before_an_evaluation_uses_it(
     checkpoint: Checkpoint, chat: Chat, engine: Engine, slots: int, schedule: str
 ) -> None:
@@ -52,6 +53,8 @@ def test_every_slot_has_its_bytes_before_an_evaluation_uses_it(
     assert totals.promised_bytes == totals.came_bytes > 0
     assert totals.submitted > 100
     assert totals.evaluations > 100
+    if schedule == "overlap":
+        assert totals.reads_beside > 0
 
 
 def test_a_reader_that_does_not_wait_would_be_found(
@@ -74,9 +77,9 @@ def test_a_reader_that_does_not_wait_would_be_found(
 def test_a_layer_that_overwrites_what_is_in_use_would_be_found(
     checkpoint: Checkpoint, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With few slots a prefill goes wave by wave, and a wave must wait for the one before it."""
+    """With few slots a prefill goes group by group, and a group must wait for those before it."""
     running, watch = watched_engine(checkpoint, 4, "layers")
-    monkeypatch.setattr(Unfinished, "wait", lambda _self, *others: mx.eval(others))
+    monkeypatch.setattr(Computing, "wait_for", lambda _self, _slots: None)
     with watch.over_evaluations(running):
         _ends_somehow(running, checkpoint, chat)
     monkeypatch.undo()

@@ -5,7 +5,7 @@
 The crash that this repeats: a server streamed experts from a cold SSD while command buffers that
 needed them were waiting on the GPU, and the GPU's watchdog ended them one after the other. Here the
 same prompts go to an engine whose reads share 50 MB/s, one of which does not come back for a
-minute, in both schedules. A request is good when its tokens are those of the engine with all
+minute, in every schedule. A request is good when its tokens are those of the engine with all
 experts in memory. The run fails when one is not, when an evaluation was submitted before its bytes
 were there (`SlotLedger`), or when reads that were waited for made no mark of progress for three
 seconds, outside of the stalled one; one second is what the engine should keep. The computation on
@@ -13,7 +13,6 @@ a CPU takes its time too, without marks: `silence` is what a client saw.
 """
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -28,7 +27,8 @@ from headrace_replicas.contract.errors import HeadraceError
 from headrace_replicas.contract.requests import GenerateRequest, TokenChunk
 from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
-from headrace_replicas.engine.experts.schedule import Schedule
+from headrace_replicas.engine.experts.page_cache import PageCache
+from headrace_replicas.engine.experts.schedule import SCHEDULES, Schedule
 from headrace_replicas.engine.experts.storage import SystemStorage
 from headrace_replicas.injection.plan import SlowRead, StalledRead
 from headrace_replicas.injection.storage_faults import FaultyStorage
@@ -43,7 +43,6 @@ BYTES_PER_S: Final = 50e6
 # What the engine should keep, and what fails a run: the machine may be busy with other things.
 GOOD_PAUSE_S: Final = 1.0
 WORST_PAUSE_S: Final = 3.0
-SCHEDULES: Final[tuple[Schedule, ...]] = ("layers", "speculate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,8 +282,8 @@ def _row(
     expected: tuple[int, ...],
     patience_s: float,
 ) -> Row:
-    if hasattr(os, "posix_fadvise"):
-        running.reader.drop_page_cache()
+    with PageCache(running.reader.files) as pages:
+        pages.drop()
     before_bytes = running.reader.totals.read_bytes
     answer = TimedAnswer(patience_s)
     running.engine.submit(request, answer)
@@ -316,7 +315,7 @@ def faults_of(run: Run, scale: Scale) -> list[str]:
 
 
 def main() -> int:
-    """Run both schedules and print the table."""
+    """Run every schedule and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true", help="a model of 110 MB, a stall of 4 s")
     parser.add_argument("--folder", type=Path, help="where the model is, or is to be, kept")

@@ -7,11 +7,10 @@ import pytest
 
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
-from headrace_replicas.engine.experts.schedule import Schedule
+from headrace_replicas.engine.experts.schedule import SCHEDULES, Schedule
 from headrace_serve.text.tokenizer import TextTokenizer
 from tests.bench.generated_model import make_model
 from tests.streaming.seed1 import (
-    SCHEDULES,
     SHORT,
     ReadWaits,
     faults_of,

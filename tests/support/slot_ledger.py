@@ -27,7 +27,7 @@ class LedgerTotals:
         graphs: Graphs built over slots.
         submitted: Those that an evaluation took along.
         evaluations: Evaluations.
-        beside_reads: Evaluations that began while something was being read.
+        reads_beside: Reads that began while something was being computed.
     """
 
     promised_bytes: int = 0
@@ -35,7 +35,7 @@ class LedgerTotals:
     graphs: int = 0
     submitted: int = 0
     evaluations: int = 0
-    beside_reads: int = 0
+    reads_beside: int = 0
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class SlotLedger:
     _owed: dict[Slot, int] = field(default_factory=dict)
     _built: dict[int, frozenset[Slot]] = field(default_factory=dict)
     _running: dict[int, frozenset[Slot]] = field(default_factory=dict)
-    _reads: int = 0
+    _newest: int = 0
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def promised(self, slot: Slot, count: int) -> None:
@@ -64,7 +64,7 @@ class SlotLedger:
     def read_begins(self, slots: Iterable[Slot]) -> None:
         """Bytes are about to be written to these slots."""
         with self._lock:
-            self._reads += 1
+            self.totals.reads_beside += bool(self._running)
             for slot in sorted(set(slots)):
                 users = [*self._built.values(), *self._running.values()]
                 if any(slot in used for used in users):
@@ -73,7 +73,6 @@ class SlotLedger:
     def read_ends(self, came: Iterable[tuple[Slot, int]]) -> None:
         """A read is over, and brought these bytes."""
         with self._lock:
-            self._reads -= 1
             for slot, count in came:
                 self.totals.came_bytes += count
                 self._owed[slot] -= count
@@ -97,11 +96,14 @@ class SlotLedger:
         """What is to come at this moment, for `evaluation_took`."""
         with self._lock:
             self.totals.evaluations += 1
-            self.totals.beside_reads += self._reads > 0
             return dict(self._owed)
 
-    def evaluation_took(self, graphs: Iterable[int], owed: Mapping[Slot, int]) -> None:
-        """An evaluation was submitted with these graphs; `owed` is from its begin."""
+    def evaluation_took(self, graphs: Iterable[int], owed: Mapping[Slot, int]) -> int:
+        """An evaluation was submitted with these graphs; `owed` is from its begin.
+
+        Returns:
+            The newest graph that any evaluation has taken along.
+        """
         with self._lock:
             for number in graphs:
                 used = self._built.pop(number)
@@ -111,8 +113,11 @@ class SlotLedger:
                     f"an evaluation uses slot {slot}, and {owed[slot]} bytes are to come"
                     for slot in sorted(used & owed.keys())
                 ]
+                self._newest = max(self._newest, number)
+            return self._newest
 
-    def evaluation_ends(self) -> None:
-        """An evaluation was waited for: all that was submitted before is done too."""
+    def evaluation_ends(self, newest: int) -> None:
+        """An evaluation was waited for: graphs up to this one are done, in a stream's order."""
         with self._lock:
-            self._running.clear()
+            for number in [one for one in self._running if one <= newest]:
+                del self._running[number]

@@ -7,8 +7,9 @@ that are not there yet gets another answer, and tells a `SlotLedger` of all of i
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,21 @@ from headrace_replicas.engine.experts.storage import Storage
 from headrace_replicas.engine.experts.streaming import ExpertStream
 from tests.support.slot_ledger import Slot, SlotLedger
 from tests.support.streaming_engines import StreamingEngine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evaluation:
+    """A call of `mx.eval` or `mx.async_eval`.
+
+    Attributes:
+        arrays: What it was called with.
+        submitted_before: Those that an earlier one had submitted.
+        owed: From the ledger, at its begin.
+    """
+
+    arrays: tuple[mx.array, ...]
+    submitted_before: tuple[mx.array, ...]
+    owed: Mapping[Slot, int]
 
 
 class StreamWatch:
@@ -39,6 +55,8 @@ class StreamWatch:
         # First address of a target -> (address behind it, its slot).
         self._targets: dict[int, tuple[int, Slot]] = {}
         self._results: dict[int, mx.array] = {}
+        # By identity: an array, and the newest graph that was submitted when it was.
+        self._submitted: dict[int, tuple[mx.array, int]] = {}
 
     def open(self, file: Path) -> int:
         return self._inner.open(file)
@@ -99,13 +117,9 @@ class StreamWatch:
 
         def run(original: Callable[..., mx.array], forward: Any, *arguments: mx.array) -> mx.array:
             def noted(x: mx.array, slots: mx.array) -> mx.array:
-                if stream.speculating:
-                    # Which ones are used is known on the device alone; all that are there may be.
-                    table = stream._table
-                    there = [expert for expert in range(len(stream._slot_of)) if expert in table]
-                    used = table.slots_of(there)
-                else:
-                    used = np.unique(np.array(slots)).tolist()
+                # While it speculates the device alone knows which ones are used; any may be.
+                of = stream._slot_of if stream.speculating else np.array(slots)
+                used = np.unique(of).tolist()
                 result: mx.array = forward(x, slots)
                 self._results[self.ledger.built((layer, slot) for slot in used)] = result
                 return result
@@ -124,11 +138,9 @@ class StreamWatch:
             def evaluate(*arguments: Any) -> Any:
                 if threading.current_thread() is not thread:
                     return originals[name](*arguments)
-                owed = self.ledger.evaluation_begins()
+                begun = self._begin(arguments)
                 result = originals[name](*arguments)
-                self.ledger.evaluation_took(self._just_submitted(), owed)
-                if name == "eval":
-                    self.ledger.evaluation_ends()
+                self._end(begun, waited=name == "eval")
                 return result
 
             return evaluate
@@ -141,12 +153,45 @@ class StreamWatch:
             for name, original in originals.items():
                 setattr(mx, name, original)
 
+    def _begin(self, arguments: object) -> _Evaluation:
+        arrays = tuple(_arrays(arguments))
+        return _Evaluation(
+            arrays=arrays,
+            submitted_before=tuple(one for one in arrays if _is_submitted(one)),
+            owed=self.ledger.evaluation_begins(),
+        )
+
+    def _end(self, begun: _Evaluation, *, waited: bool) -> None:
+        newest = self.ledger.evaluation_took(self._just_submitted(), begun.owed)
+        if not waited:
+            self._submitted |= {id(one): (one, newest) for one in begun.arrays}
+            return
+        done = newest
+        if len(begun.submitted_before) == len(begun.arrays):
+            # Nothing new: what was waited for was submitted by an evaluation before this one.
+            known = [self._submitted.get(id(one)) for one in begun.arrays]
+            done = max((entry[1] for entry in known if entry is not None), default=0)
+        self.ledger.evaluation_ends(done)
+        left = {key: entry for key, entry in self._submitted.items() if entry[1] > done}
+        self._submitted = left
+
     def _just_submitted(self) -> list[int]:
         """Graphs that an evaluation has taken along since this was asked last."""
         found = [one for one in self.ledger.not_submitted if _is_submitted(self._results[one])]
         for number in found:
             del self._results[number]
         return found
+
+
+def _arrays(tree: object) -> Iterator[mx.array]:
+    """All arrays in nested sequences and mappings."""
+    if isinstance(tree, mx.array):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for part in tree:
+            yield from _arrays(part)
+    elif isinstance(tree, dict):
+        yield from _arrays(list(tree.values()))
 
 
 def _is_submitted(result: mx.array) -> bool:

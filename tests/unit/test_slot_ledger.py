@@ -13,9 +13,9 @@ def bring(ledger: SlotLedger, *slots: tuple[int, int], count: int = 10) -> None:
 
 
 def evaluate(ledger: SlotLedger, *graphs: int, waits: bool = True) -> None:
-    ledger.evaluation_took(graphs, ledger.evaluation_begins())
+    newest = ledger.evaluation_took(graphs, ledger.evaluation_begins())
     if waits:
-        ledger.evaluation_ends()
+        ledger.evaluation_ends(newest)
 
 
 def test_bytes_then_graph_then_evaluation_is_right() -> None:
@@ -53,11 +53,11 @@ def test_an_evaluation_of_other_slots_may_run_beside_a_read() -> None:
     ledger = SlotLedger()
     bring(ledger, A)
     ledger.promised(B, 10)
-    ledger.read_begins([B])
     evaluate(ledger, ledger.built([A]), waits=False)
+    ledger.read_begins([B])
     ledger.read_ends([(B, 10)])
     assert ledger.violations == []
-    assert ledger.totals.beside_reads == 1
+    assert ledger.totals.reads_beside == 1
 
 
 def test_a_slot_that_is_overwritten_before_its_use_is_over_is_found() -> None:
@@ -69,3 +69,16 @@ def test_a_slot_that_is_overwritten_before_its_use_is_over_is_found() -> None:
             evaluate(ledger, graph, waits=False)
         bring(ledger, A)
         assert ledger.violations == [f"slot {A} is overwritten before its use is over"]
+
+
+def test_waiting_for_one_evaluation_does_not_end_those_after_it() -> None:
+    ledger = SlotLedger()
+    bring(ledger, A, B)
+    first, second = ledger.built([A]), ledger.built([B])
+    evaluate(ledger, first, waits=False)
+    evaluate(ledger, second, waits=False)
+    ledger.evaluation_ends(first)
+    bring(ledger, A)
+    assert ledger.violations == []
+    bring(ledger, B)
+    assert ledger.violations == [f"slot {B} is overwritten before its use is over"]
