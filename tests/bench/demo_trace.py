@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
@@ -65,10 +66,14 @@ def load_streaming(slots: int) -> LoadedModel:
     return load(demo_checkpoint(), device="cpu", dtype="auto", streaming=streaming)
 
 
-def prompts() -> list[tuple[int, ...]]:
-    """The token ids of all prompts."""
-    tokenizer = TextTokenizer.from_folder(DEMO_FOLDER)
-    return [tokenizer.render_chat([{"role": "user", "content": text}]) for text in PROMPTS]
+@cache
+def _tokenizer() -> TextTokenizer:
+    return TextTokenizer.from_folder(DEMO_FOLDER)
+
+
+def prompt_ids(text: str) -> tuple[int, ...]:
+    """The token ids of a one-message conversation."""
+    return _tokenizer().render_chat([{"role": "user", "content": text}])
 
 
 def answer(loaded: LoadedModel, prompt: Sequence[int], limit_tokens: int) -> Iterator[int]:
@@ -92,10 +97,10 @@ def record(limit_tokens: int) -> list[Conversation]:
     assert loaded.streamed is not None
     uses = loaded.streamed.uses
     conversations: list[Conversation] = []
-    for prompt in prompts():
+    for text in PROMPTS:
         calls: list[Call] = []
         before = uses.read()
-        for _token in answer(loaded, prompt, limit_tokens):
+        for _token in answer(loaded, prompt_ids(text), limit_tokens):
             after = uses.read()
             calls.append(_used(before, after))
             before = after

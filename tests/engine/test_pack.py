@@ -88,7 +88,7 @@ def resident_logits(folder: Path) -> mx.array:
 def files_read(loaded: LoadedModel) -> set[str]:
     """Names of the files that experts come from."""
     assert loaded.streamed is not None
-    return {file.name for file in loaded.streamed.reader._files}
+    return {file.name for file in loaded.streamed.reader.files}
 
 
 def is_packed(loaded: LoadedModel) -> bool:

@@ -38,6 +38,11 @@ class StreamedModel:
     reader: RangeReader
     on_progress: Callable[[], None]
 
+    @property
+    def shapes(self) -> dict[str, int]:
+        """Experts of each layer that streams, by its path, in the order of `streams`."""
+        return {stream.path: stream.experts for stream in self.streams}
+
 
 def stream_experts(
     layers: Sequence[ExpertLayer],

@@ -114,6 +114,9 @@ class ExpertStream:
         clock: Time source.
         on_progress: Called whenever bytes have arrived.
         note_uses: Called once for each call of the layer, with the distinct experts that it needs.
+
+    Attributes:
+        path: The layer, as mlx-lm names modules.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class ExpertStream:
         on_progress: Callable[[], None],
         note_uses: Callable[[list[int]], None],
     ) -> None:
+        self.path = layer.path
         self._table = SlotTable(slots)
         self._slot_of = np.zeros(layer.experts, dtype=np.uint32)
         self._pools = tuple(pools)
@@ -186,10 +190,15 @@ class ExpertStream:
         self._bring(needed)
         return self._unfinished.note(forward(x, mx.array(self._slot_of[chosen])))
 
-    def preload(self, experts: Iterable[int]) -> None:
-        """Bring experts before anybody asks for them, as many as fit."""
+    def refill(self, experts: Sequence[int]) -> Placement:
+        """Give the slots to these experts before anybody asks for them; the last stay longest.
+
+        Args:
+            experts: Distinct, at most as many as there are slots.
+        """
+        # Whatever read the slots before must be computed before they are overwritten.
         self._unfinished.wait()
-        self._bring(list(experts)[: self.capacity])
+        return self._table.refill(experts)
 
     def _bring(
         self,
