@@ -55,6 +55,8 @@ class ReplicaSnapshot:
         device: Index of the device on the host.
         rss_bytes: Resident memory of the process.
         at_s: Wall-clock second at which this was taken.
+        warm_up_done_bytes: Experts read into the page cache since the start, while idle.
+        warm_up_planned_bytes: What of them fits there; 0 when the warm-up is off.
     """
 
     replica_id: str
@@ -74,6 +76,8 @@ class ReplicaSnapshot:
     device: int
     rss_bytes: int
     at_s: float
+    warm_up_done_bytes: int = 0
+    warm_up_planned_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,21 +27,6 @@ _TARGETS_LIMIT: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class FileRange:
-    """One contiguous range of a file.
-
-    Attributes:
-        file: Index into the reader's files.
-        offset: First byte in the file.
-        size_bytes: Its length.
-    """
-
-    file: int
-    offset: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReadJob:
     """One contiguous range of a file and where it goes.
 

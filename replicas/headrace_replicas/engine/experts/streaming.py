@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.experts.file_range import FileRange
 from headrace_replicas.engine.experts.pool import TensorPool
-from headrace_replicas.engine.experts.reader import FileRange, RangeReader, ReadJob
+from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
 from headrace_replicas.engine.experts.seam import ExpertLayer
 from headrace_replicas.engine.experts.slots import Placement, SlotTable
 
