@@ -41,6 +41,13 @@ class MoEReplica:
         )
         self._watch: asyncio.Task[None] | None = None
 
+    def __del__(self) -> None:
+        # Ray Serve calls this when it stops a replica in an orderly way. The constructor may have
+        # failed before there was anything to close.
+        replica: Replica | None = getattr(self, "_replica", None)
+        if replica is not None:
+            replica.close()
+
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Stream the chunks of one attempt; see `Replica.generate`."""
         async for chunk in self._replica.generate(request):

@@ -55,6 +55,7 @@ def canary_request(
         stop_ids=frozenset(),
         model="canary",
         fingerprint=identity.fingerprint,
+        is_probe=True,
     )
 
 

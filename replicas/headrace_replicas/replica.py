@@ -35,6 +35,8 @@ from headrace_replicas.engine.budget import draw_up
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint, resolve
 from headrace_replicas.engine.experts.pack_index import state_folder
 from headrace_replicas.engine.experts.read_health import ReadReport
+from headrace_replicas.engine.experts.upkeep import Upkeep
+from headrace_replicas.engine.experts.warm_up import WarmUpProgress
 from headrace_replicas.engine.loading import LoadedModel, Streaming, choose_device, load
 from headrace_replicas.engine.memory_plan import MemoryPlan
 from headrace_replicas.engine.prompt_ids import prompt_ids
@@ -61,7 +63,7 @@ class Replica:
         CheckpointError: The checkpoint is broken, or its canary gave other tokens than recorded.
         BackendMissingError: MLX has no backend for the device.
         MemoryPlanError: The model does not fit into the host's memory.
-        ExpertReadError: An expert could not be read while the replica proved itself.
+        ExpertReadError: An expert cannot be read that is to be preloaded or that the canary needs.
         SettingsError: The plan of injected faults is none.
     """
 
@@ -89,6 +91,7 @@ class Replica:
         self._engine = Engine(load=self._load, settings=settings.engine, clock=clock)
         self._loaded = self._engine.start()
         self._canary = self._verified_canary()
+        self._upkeep = self._begin_upkeep()
 
     def _load(self) -> LoadedModel:
         checkpoint = read_checkpoint(
@@ -155,6 +158,24 @@ class Replica:
                 f"{canary_path(state_dir, identity)}"
             )
         return canary
+
+    def _begin_upkeep(self) -> Upkeep | None:
+        """Preload hot experts and begin what goes on beside requests; None when nothing streams."""
+        loaded, settings = self._loaded, self._settings
+        if loaded.streamed is None:
+            return None
+        upkeep = Upkeep(
+            loaded.streamed,
+            plan=self._memory_plan,
+            fingerprint=loaded.checkpoint.fingerprint,
+            state_dir=settings.state_dir,
+            warm_up_bytes_per_s=settings.engine.warm_up_bytes_per_s,
+            is_busy=lambda: self._engine.is_busy,
+            clock=self._clock,
+        )
+        self._engine.between_steps(upkeep.preload)
+        upkeep.start()
+        return upkeep
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Run one attempt; the first chunk comes at once and says that the replica has it.
@@ -297,6 +318,13 @@ class Replica:
     def leave(self, reason: str) -> None:
         """Ask to be replaced; `unhealthy_reason` tells Ray Serve from now on."""
         self._leaving = self._leaving or reason
+        if self._upkeep is not None:
+            self._upkeep.leave()
+
+    def close(self) -> None:
+        """End what goes on beside requests, and keep what it learned; again does nothing."""
+        if self._upkeep is not None:
+            self._upkeep.close()
 
     @property
     def unhealthy_reason(self) -> str:
@@ -309,6 +337,7 @@ class Replica:
         status, streamed = self._engine.status, self._loaded.streamed
         now_s = self._clock.monotonic_s()
         reads = ReadReport() if streamed is None else streamed.reader.health.report(now_s)
+        warm_up = WarmUpProgress() if self._upkeep is None else self._upkeep.warm_up
         return ReplicaSnapshot(
             replica_id=self._replica_id,
             generation=self._claim.generation,
@@ -331,4 +360,6 @@ class Replica:
             storage_troubles=reads.troubles,
             storage_lost=reads.lost,
             injecting="" if self._armament is None else self._armament.summary,
+            warm_up_done_bytes=warm_up.done_bytes,
+            warm_up_planned_bytes=warm_up.planned_bytes,
         )

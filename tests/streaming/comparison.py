@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
+from headrace_replicas.engine.experts.preload import preload
 from headrace_replicas.engine.experts.reader import ReadTotals
 from headrace_replicas.engine.experts.schedule import with_schedule
 from headrace_replicas.engine.experts.seam import ExpertLayer, expert_layers
@@ -74,15 +75,15 @@ def compare_bytes(architecture: Architecture, mode: Mode, written: Written) -> V
     with loaded(checkpoint, mode, None) as resident, loaded(checkpoint, mode, half) as streamed:
         assert streamed.streamed is not None
         whole, pools = expert_layers(resident.model), expert_layers(streamed.model)
-        for stream in streamed.streamed.streams:
-            stream.preload(range(half, EXPERTS))
+        # The last named comes into the first slot.
+        wanted = range(EXPERTS - 1, half - 1, -1)
+        missed = preload(streamed.streamed, [wanted for _ in streamed.streamed.streams])
         pairs = [
             (f"{layer.path}.{one.projection}.{one.name}", one.array[half:], pool.array)
             for layer, pooled in zip(whole, pools, strict=True)
             for one, pool in zip(layer.tensors, pooled.tensors, strict=True)
         ]
         differing = [f"{name} differs" for name, one, other in pairs if not _same(one, other)]
-        missed = streamed.streamed.counters.misses
     outcome = Outcome(
         setting=Setting(slots=half),
         equal=len(pairs) - len(differing),

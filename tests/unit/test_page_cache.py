@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from headrace_replicas.contract.errors import ExpertReadError
+from headrace_replicas.engine.experts.file_range import FileRange
 from headrace_replicas.engine.experts.page_cache import PageCache
-from headrace_replicas.engine.experts.reader import FileRange
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 WHOLE = FileRange(0, 0, len(CONTENT))

@@ -62,6 +62,8 @@ class ReplicaSnapshot:
         storage_lost: Whether a file has changed or failed again and again, so that the replica
             should be replaced.
         injecting: The faults that are injected on purpose, for people; empty unless armed.
+        warm_up_done_bytes: Experts read into the page cache since the start, while idle.
+        warm_up_planned_bytes: What of them fits there; 0 when the warm-up is off.
     """
 
     replica_id: str
@@ -85,6 +87,8 @@ class ReplicaSnapshot:
     storage_troubles: int = 0
     storage_lost: bool = False
     injecting: str = ""
+    warm_up_done_bytes: int = 0
+    warm_up_planned_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

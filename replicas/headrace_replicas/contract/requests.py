@@ -56,6 +56,7 @@ class GenerateRequest:
         resume_mode: `fast` replays `output_ids` by prefill, `exact` by decode steps.
         trace_context: W3C trace headers, as (name, value) pairs.
         fingerprint: The checkpoint's identity; a replica with another one refuses.
+        is_probe: Whether nobody but the fleet itself asks; what it needs is not what clients need.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class GenerateRequest:
     priority: int = 0
     resume_mode: ResumeMode = "fast"
     trace_context: tuple[tuple[str, str], ...] = ()
+    is_probe: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

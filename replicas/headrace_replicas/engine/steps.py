@@ -73,6 +73,12 @@ class _Cancel:
     key: StreamKey
 
 
+@dataclass(frozen=True, slots=True)
+class _Act:
+    action: Callable[[], object]
+    done: Future[None]
+
+
 class _Stop:
     pass
 
@@ -111,7 +117,7 @@ class Engine:
         self._load = load
         self._settings = settings
         self._clock = clock
-        self._commands: queue.SimpleQueue[_Submit | _Cancel | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[_Submit | _Cancel | _Act | _Stop] = queue.SimpleQueue()
         self._loaded: Future[LoadedModel] = Future()
         self._streams: dict[StreamKey, int] = {}
         self._outputs: dict[int, OutputStream] = {}
@@ -144,6 +150,18 @@ class Engine:
         """Drop an attempt before the next step; one that has ended is ignored."""
         self._commands.put(_Cancel(key))
 
+    def between_steps(self, action: Callable[[], object]) -> None:
+        """Do something on the engine thread, before its next step, and wait until it is done.
+
+        Raises:
+            EngineFaultError: The engine has ended.
+        """
+        act = _Act(action, Future())
+        self._commands.put(act)
+        if self._status.fault is not None:
+            self._refuse_queued()
+        act.done.result()
+
     def stop(self) -> None:
         """End the thread after its current step. Attempts in flight get an error."""
         self._commands.put(_Stop())
@@ -153,6 +171,11 @@ class Engine:
     def status(self) -> EngineLoad:
         """What the engine is doing; replaced as a whole after each step."""
         return self._status
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has requests, waiting or running."""
+        return bool(self._status.running or self._status.waiting)
 
     def progressed(self) -> None:
         """Note that a step moves on, from inside it; on the engine thread only.
@@ -182,6 +205,7 @@ class Engine:
         try:
             while self._take_commands(generator, loaded):
                 if self._outputs:
+                    self._count_uses(loaded)
                     generator = self._step_or_renew(generator, loaded)
         except Exception as error:  # noqa: BLE001  any escape from a step is an engine fault
             self._end(f"{type(error).__name__}: {error}")
@@ -222,6 +246,8 @@ class Engine:
                 return False
             if isinstance(command, _Cancel):
                 self._drop(generator, command.key)
+            elif isinstance(command, _Act):
+                _carry_out(command)
             else:
                 self._insert(generator, loaded, command)
             self._note(())
@@ -271,6 +297,12 @@ class Engine:
             self._fail_all(error)
             return self._new_generator(loaded)
         return generator
+
+    def _count_uses(self, loaded: LoadedModel) -> None:
+        """Experts count as used in the next step unless nothing but probes runs."""
+        if loaded.streamed is not None:
+            outputs = self._outputs.values()
+            loaded.streamed.uses.is_counting = not all(one.request.is_probe for one in outputs)
 
     def _step(self, generator: SteadyBatchGenerator) -> None:
         began_s = self._clock.monotonic_s()
@@ -332,5 +364,17 @@ class Engine:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 return
+            gone = EngineFaultError(self._status.fault or "the engine has ended")
             if isinstance(command, _Submit):
-                command.sink(EngineFaultError(self._status.fault or "the engine has ended"))
+                command.sink(gone)
+            elif isinstance(command, _Act):
+                command.done.set_exception(gone)
+
+
+def _carry_out(act: _Act) -> None:
+    try:
+        act.action()
+    except Exception as error:  # noqa: BLE001  handed to whoever waits
+        act.done.set_exception(error)
+    else:
+        act.done.set_result(None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.engine.backend import mx
@@ -17,6 +18,7 @@ from headrace_replicas.engine.experts.streaming import (
     Unfinished,
     attach,
 )
+from headrace_replicas.engine.experts.use_counts import UseCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +30,19 @@ class StreamedModel:
         counters: Theirs, together.
         reader: Reads the shards for all of them.
         on_progress: Called whenever bytes have arrived.
+        uses: How often each expert of these layers was needed.
     """
 
     streams: tuple[ExpertStream, ...]
     counters: StreamCounters
+    uses: UseCounts
     reader: RangeReader
     on_progress: Callable[[], None]
+
+    @property
+    def shapes(self) -> dict[str, int]:
+        """Experts of each layer that streams, by its path, in the order of `streams`."""
+        return {stream.path: stream.experts for stream in self.streams}
 
 
 def stream_experts(
@@ -76,10 +85,10 @@ def stream_experts(
         failures=read_failures,
     )
     counters, unfinished = StreamCounters(), Unfinished()
+    streaming = [layer for layer in layers if layer.experts > slots]
+    uses = UseCounts([layer.experts for layer in streaming])
     streams: list[ExpertStream] = []
-    for layer in layers:
-        if layer.experts <= slots:
-            continue
+    for number, layer in enumerate(streaming):
         pools: list[TensorPool] = []
         for tensor in layer.tensors:
             path = f"{layer.path}.{tensor.projection}.{tensor.name}"
@@ -100,9 +109,14 @@ def stream_experts(
             unfinished=unfinished,
             clock=clock,
             on_progress=on_progress,
+            note_uses=partial(uses.note, number),
         )
         attach(layer, stream)
         streams.append(stream)
     return StreamedModel(
-        streams=tuple(streams), counters=counters, reader=reader, on_progress=on_progress
+        streams=tuple(streams),
+        counters=counters,
+        uses=uses,
+        reader=reader,
+        on_progress=on_progress,
     )

@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.engine.durable_files import sync
-from headrace_replicas.engine.experts.reader import FileRange
+from headrace_replicas.engine.experts.file_range import FileRange
 
 # <sys/mman.h>, on macOS and on Linux alike.
 _MS_INVALIDATE: Final = 2

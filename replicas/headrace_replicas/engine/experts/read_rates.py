@@ -16,9 +16,10 @@ from typing import Final
 import numpy as np
 
 from headrace_replicas.contract.clock import Clock
+from headrace_replicas.engine.experts.file_range import FileRange
 from headrace_replicas.engine.experts.install import StreamedModel
 from headrace_replicas.engine.experts.page_cache import PageCache
-from headrace_replicas.engine.experts.reader import FileRange, RangeReader, ReadJob
+from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
 from headrace_replicas.engine.experts.storage import SystemStorage
 
 AT_ONCE: Final = (1, 4, 32)

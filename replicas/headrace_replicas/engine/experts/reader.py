@@ -49,21 +49,6 @@ READ_FAILURES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class FileRange:
-    """One contiguous range of a file.
-
-    Attributes:
-        file: Index into the reader's files.
-        offset: First byte in the file.
-        size_bytes: Its length.
-    """
-
-    file: int
-    offset: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class ReadJob:
     """One contiguous range of a file and where it goes.
 

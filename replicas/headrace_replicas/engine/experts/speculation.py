@@ -108,8 +108,9 @@ class SpeculativeModel:
         return [placement for _stream, placement in placed]
 
     def _accept(self, chosen: Sequence[list[int]]) -> None:
-        """Make what the accepted pass used the youngest."""
+        """Note what the accepted pass used, and make it the youngest."""
         for stream, needed in self._each(chosen):
+            stream.note_uses(needed)
             stream.place(needed)
 
     def _count(

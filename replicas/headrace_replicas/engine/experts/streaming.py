@@ -9,6 +9,7 @@ leaves its choice behind instead.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.experts.file_range import FileRange
 from headrace_replicas.engine.experts.pool import TensorPool
-from headrace_replicas.engine.experts.reader import FileRange, RangeReader, ReadJob
+from headrace_replicas.engine.experts.reader import RangeReader, ReadJob
 from headrace_replicas.engine.experts.seam import ExpertLayer
 from headrace_replicas.engine.experts.slots import Placement, SlotTable
 
@@ -112,6 +114,10 @@ class ExpertStream:
         unfinished: Shared by all layers of the model.
         clock: Time source.
         on_progress: Called whenever bytes have arrived.
+        note_uses: Called once for each call of the layer, with the distinct experts that it needs.
+
+    Attributes:
+        path: The layer, as mlx-lm names modules.
     """
 
     def __init__(
@@ -125,7 +131,9 @@ class ExpertStream:
         unfinished: Unfinished,
         clock: Clock,
         on_progress: Callable[[], None],
+        note_uses: Callable[[list[int]], None],
     ) -> None:
+        self.path = layer.path
         self._table = SlotTable(slots)
         self._slot_of = np.zeros(layer.experts, dtype=np.uint32)
         self._pools = tuple(pools)
@@ -134,6 +142,7 @@ class ExpertStream:
         self._clock = clock
         self._on_progress = on_progress
         self._unfinished = unfinished
+        self.note_uses = note_uses
         self._slots_on_device: mx.array | None = None
         self.chosen: mx.array | None = None
         self.speculating = False
@@ -176,19 +185,30 @@ class ExpertStream:
         chosen = np.array(indices)
         self._counters.gate_wait_s += self._clock.monotonic_s() - began_s
         needed = np.unique(chosen).tolist()
+        self.note_uses(needed)
         if len(needed) > self.capacity or (self.overlap and self.missing(needed)):
             return self._in_groups(forward, x, chosen, self._groups(needed, chosen))
         self._bring(needed)
         return self._unfinished.note(forward(x, mx.array(self._slot_of[chosen])))
 
-    def preload(self, experts: Iterable[int]) -> None:
-        """Bring experts before anybody asks for them, as many as fit."""
-        self._unfinished.wait()
-        self._bring(list(experts)[: self.capacity])
+    def refill(self, experts: Sequence[int]) -> Placement:
+        """Give the slots to these experts before anybody asks for them; the last stay longest.
 
-    def _bring(self, needed: list[int], computing: Computing | None = None) -> None:
+        Args:
+            experts: Distinct, at most as many as there are slots.
+        """
+        # Whatever read the slots before must be computed before they are overwritten.
+        self._unfinished.wait()
+        return self._table.refill(experts)
+
+    def _bring(
+        self,
+        needed: list[int],
+        computing: Computing | None = None,
+        earlier: Sequence[int] = (),
+    ) -> None:
         """Bring what is missing, while what does not need it is computed."""
-        placement = self.place(needed)
+        placement = self.place(needed, earlier)
         self._counters.hits += placement.hits
         self._counters.misses += len(placement.loads)
         if not placement.loads:
@@ -203,13 +223,17 @@ class ExpertStream:
         self.arrived(placement)
         self._on_progress()
 
-    def place(self, needed: list[int]) -> Placement:
+    def place(self, needed: list[int], earlier: Sequence[int] = ()) -> Placement:
         """Give needed experts their slots; who gets one anew must be read before it is used.
+
+        Args:
+            needed: Distinct experts.
+            earlier: Where a call comes in groups, the group before this one.
 
         Raises:
             ValueError: More experts than slots.
         """
-        return self._table.place(needed)
+        return self._table.place(needed, earlier)
 
     def jobs(self, placement: Placement) -> list[ReadJob]:
         """What has to be read for a placement."""
@@ -280,9 +304,9 @@ class ExpertStream:
         flat = chosen.reshape(-1)
         computing = Computing()
         places: list[NDArray[np.intp]] = []
-        for group in groups:
+        for earlier, group in pairwise(([], *groups)):
             self._counters.groups += 1
-            self._bring(group, computing)
+            self._bring(group, computing, earlier)
             rows = np.flatnonzero(np.isin(flat, group))
             rows = rows[np.argsort(flat[rows], kind="stable")]
             slots = self._slot_of[flat[rows]]
