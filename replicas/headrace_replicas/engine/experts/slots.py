@@ -1,7 +1,7 @@
 """Which expert sits in which slot of one layer, and who leaves when another one comes.
 
 Pure bookkeeping. Laws: two experts never share a slot; an expert that a call needs is never evicted
-by that call; what was used longest ago leaves first (LRU).
+by that call; what was used longest ago leaves first (LRU), also when slots become fewer.
 """
 
 from collections import OrderedDict
@@ -66,6 +66,25 @@ class SlotTable:
         slot = self._free.pop() if self._free else self._slot_of.popitem(last=False)[1]
         self._slot_of[expert] = slot
         return expert, slot
+
+    def resize(self, slots: int) -> dict[int, int]:
+        """Change the number of slots; those used longest ago leave when they become too few.
+
+        Args:
+            slots: How many there are from now on, at least 1.
+
+        Returns:
+            The slot that each expert which stays has had. They are in the slots 0, 1, ... now, in
+            this order.
+        """
+        while len(self._slot_of) > slots:
+            self._slot_of.popitem(last=False)
+        had = dict(self._slot_of)
+        for slot, expert in enumerate(had):
+            self._slot_of[expert] = slot
+        self._free = list(range(slots - 1, len(had) - 1, -1))
+        self.slots = slots
+        return had
 
     def drop(self, experts: Iterable[int]) -> None:
         """Forget experts whose bytes could not be read; their slots are free again."""
