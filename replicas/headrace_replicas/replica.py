@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import queue
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -31,14 +31,17 @@ from headrace_replicas.contract.fleet import ProbeKind, ProbeResult, ReplicaSnap
 from headrace_replicas.contract.requests import GenerateRequest, Progress, TokenChunk
 from headrace_replicas.contract.settings import Settings
 from headrace_replicas.device_claim import DeviceClaim
-from headrace_replicas.engine.budget import draw_up
+from headrace_replicas.engine.budget import Budget, draw_up
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint, resolve
 from headrace_replicas.engine.experts.pack_index import state_folder
 from headrace_replicas.engine.experts.read_health import ReadReport
+from headrace_replicas.engine.experts.resizing import SlotKeeper, SlotsReport, limits_of
 from headrace_replicas.engine.experts.upkeep import Upkeep
 from headrace_replicas.engine.experts.warm_up import WarmUpProgress
+from headrace_replicas.engine.footprint import HostPressure
 from headrace_replicas.engine.loading import LoadedModel, Streaming, choose_device, load
 from headrace_replicas.engine.memory_plan import MemoryPlan
+from headrace_replicas.engine.memory_pressure import read_pressure
 from headrace_replicas.engine.prompt_ids import prompt_ids
 from headrace_replicas.engine.steps import Engine, stream_key
 from headrace_replicas.injection.arming import arm
@@ -58,6 +61,7 @@ class Replica:
         claim: The device that this process holds.
         settings: Model, engine and fleet settings are used.
         clock: Time source.
+        pressure: Tells how the host fares with its memory.
 
     Raises:
         CheckpointError: The checkpoint is broken, or its canary gave other tokens than recorded.
@@ -68,7 +72,14 @@ class Replica:
     """
 
     def __init__(
-        self, *, replica_id: str, host: str, claim: DeviceClaim, settings: Settings, clock: Clock
+        self,
+        *,
+        replica_id: str,
+        host: str,
+        claim: DeviceClaim,
+        settings: Settings,
+        clock: Clock,
+        pressure: Callable[[], HostPressure] = read_pressure,
     ) -> None:
         self._replica_id = replica_id
         self._host = host
@@ -88,7 +99,11 @@ class Replica:
             generation=claim.generation,
             clock=clock,
         )
-        self._engine = Engine(load=self._load, settings=settings.engine, clock=clock)
+        self._pressure = pressure
+        self._slot_keeper: SlotKeeper | None = None
+        self._engine = Engine(
+            load=self._load, settings=settings.engine, clock=clock, keep_slots=self._keep_slots
+        )
         self._loaded = self._engine.start()
         self._canary = self._verified_canary()
         self._upkeep = self._begin_upkeep()
@@ -98,11 +113,11 @@ class Replica:
             resolve(self._settings.model.path, self._settings.model.revision)
         )
         engine = self._settings.engine
-        self._memory_plan = self._planned(checkpoint)
-        streaming = self._streaming(checkpoint, self._memory_plan)
+        self._budget = self._planned(checkpoint)
+        streaming = self._streaming(checkpoint, self._budget.plan)
         return load(checkpoint, device=engine.device, dtype=engine.dtype, streaming=streaming)
 
-    def _planned(self, checkpoint: Checkpoint) -> MemoryPlan:
+    def _planned(self, checkpoint: Checkpoint) -> Budget:
         """What goes into this host's memory, decided before any of it is taken."""
         settings = self._settings
         budget = draw_up(
@@ -113,7 +128,7 @@ class Replica:
         )
         for reason in budget.plan.reasons:
             log.info("memory plan: %s", reason)
-        return budget.plan
+        return budget
 
     def _streaming(self, checkpoint: Checkpoint, plan: MemoryPlan) -> Streaming | None:
         """How experts are streamed; None when all of them stay in memory."""
@@ -132,10 +147,31 @@ class Replica:
             read_failures=self._settings.fleet.read_failures,
         )
 
+    def _keep_slots(self, loaded: LoadedModel) -> SlotKeeper | None:
+        """What gives slots back when others need the memory; None when nothing streams."""
+        if loaded.streamed is None:
+            return None
+        self._slot_keeper = SlotKeeper(
+            streamed=loaded.streamed,
+            limits=limits_of(self._budget.plan, loaded.streamed, top_k=self._budget.sizes.top_k),
+            read=self._pressure,
+            period_s=self._settings.engine.memory_check_s,
+            clock=self._clock,
+        )
+        return self._slot_keeper
+
     @property
     def memory_plan(self) -> MemoryPlan:
         """What the loaded model takes, and why."""
-        return self._memory_plan
+        return self._budget.plan
+
+    @property
+    def _slots(self) -> SlotsReport:
+        """The slots now, as planned where nothing streams."""
+        keeper = self._slot_keeper
+        return (
+            SlotsReport(slots=self.memory_plan.slots_per_layer) if keeper is None else keeper.report
+        )
 
     def _verified_canary(self) -> Canary:
         """The canary, run once so that a replica never becomes ready on wrong tokens."""
@@ -166,7 +202,7 @@ class Replica:
             return None
         upkeep = Upkeep(
             loaded.streamed,
-            plan=self._memory_plan,
+            plan=self._budget.plan,
             fingerprint=loaded.checkpoint.fingerprint,
             state_dir=settings.state_dir,
             warm_up_bytes_per_s=settings.engine.warm_up_bytes_per_s,
@@ -338,6 +374,7 @@ class Replica:
         now_s = self._clock.monotonic_s()
         reads = ReadReport() if streamed is None else streamed.reader.health.report(now_s)
         warm_up = WarmUpProgress() if self._upkeep is None else self._upkeep.warm_up
+        status, streamed, slots = self._engine.status, self._loaded.streamed, self._slots
         return ReplicaSnapshot(
             replica_id=self._replica_id,
             generation=self._claim.generation,
@@ -348,6 +385,10 @@ class Replica:
             outstanding_tokens=status.outstanding_tokens,
             kv_cache_usage_ratio=0.0,
             expert_hit_ratio=1.0 if streamed is None else streamed.counters.hit_ratio,
+            expert_slots=slots.slots,
+            expert_slots_planned=self.memory_plan.slots_per_layer,
+            expert_slots_reason=slots.reason,
+            expert_resizes=slots.resizes,
             step_rate=status.step_rate,
             engine_steps=status.engine_steps,
             last_progress_s=status.last_progress_s,

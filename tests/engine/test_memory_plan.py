@@ -141,6 +141,10 @@ def test_a_replica_streams_when_its_plan_says_so(
     assert answer(streaming, checkpoint, prompt) == answer(resident, checkpoint, prompt)
     assert 0 < streaming.snapshot().expert_hit_ratio < 1
     assert resident.snapshot().expert_hit_ratio == 1
+    for replica, slots in ((streaming, 8), (resident, 32)):
+        told = replica.snapshot()
+        assert (told.expert_slots, told.expert_slots_planned) == (slots, slots)
+        assert (told.expert_slots_reason, told.expert_resizes) == ("", 0)
 
 
 def test_a_replica_refuses_what_cannot_fit(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_an_expert_that_cannot_be_preloaded_is_an_error_and_in_no_slot(tmp_path:
     preload(streamed, [(30, 31)] * 8)
     for shard in folder.glob("*.safetensors"):
         os.truncate(shard, 100_000)
-    with pytest.raises(ExpertReadError, match="ends at byte"):
+    with pytest.raises(ExpertReadError, match=r"was cut from \d+ to 100000 bytes"):
         preload(streamed, [(5, 31)] * 8)
     for stream in streamed.streams:
         assert stream.missing([5, 31]) == [5]

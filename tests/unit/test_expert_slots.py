@@ -178,3 +178,38 @@ def test_experts_whose_bytes_did_not_arrive_are_forgotten() -> None:
     table.drop(expert for expert, _slot in placement.loads)
     assert len(table) == 0
     assert len(table.place([1, 2]).loads) == 2
+
+
+@given(CALLS, st.integers(5, 16), st.integers(5, 16))
+def test_a_resize_keeps_the_experts_used_most_and_the_bytes_that_belong_to_them(
+    calls: list[set[int]], slots: int, resized: int
+) -> None:
+    """The slots that it names hold what it says, and the table goes on as a new one would."""
+    table = SlotTable(slots)
+    in_slot: dict[int, int] = {}
+    for needed in calls:
+        in_slot |= {slot: expert for expert, slot in table.place(sorted(needed)).loads}
+    there = {expert for needed in calls for expert in needed if expert in table}
+    had = table.resize(resized)
+    assert {in_slot[was] for was in had.values()} == set(had)
+    assert len(had) == min(resized, len(there))
+    least = min((table._uses[expert] for expert in had), default=0.0)
+    assert all(table._uses[expert] <= least for expert in there - set(had))
+    assert table.slots_of(list(had)) == list(range(len(had)))
+    assert (table.slots, len(table)) == (resized, len(had))
+    placement = table.place(range(5))
+    assert placement.hits == len(set(had) & set(range(5)))
+    where = table.slots_of(range(5))
+    assert len(set(where)) == 5
+    assert all(0 <= slot < resized for slot in where)
+
+
+def test_after_a_shrink_the_longest_unused_expert_still_leaves_first() -> None:
+    table = SlotTable(4)
+    table.place([1, 2, 3, 4])
+    table.place([2])
+    table.resize(3)
+    assert 1 not in table
+    table.place([5])
+    assert 3 not in table
+    assert all(expert in table for expert in (4, 2, 5))

@@ -251,6 +251,7 @@ def test_everything_fits_into_a_big_host() -> None:
     assert (made.slots_per_layer, made.streams, made.expected_hit_ratio) == (128, False, 1.0)
     assert made.page_cache_bytes == 0
     assert made.reasons[0] == "all 128 experts of 48 layers stay in memory"
+    assert "fewer" not in " ".join(made.reasons)
 
 
 def test_a_small_host_streams_and_leaves_a_share_to_the_page_cache() -> None:
@@ -288,6 +289,7 @@ def test_a_long_context_takes_memory_from_the_experts_and_the_plan_says_so() -> 
         "33 of 128 experts of each layer stay in memory: all would need 7.63 GiB more; "
         "with model.context_tokens = 178851 all would fit"
     )
+    assert made.reasons[1] == "fewer while other programs need the memory, but 8 at least"
     assert not decide(limit_bytes=36 * GIB, context_tokens=178_851).streams
 
 

@@ -47,6 +47,10 @@ class ReplicaSnapshot:
         outstanding_tokens: Upper bound of tokens still to prefill and to generate.
         kv_cache_usage_ratio: Share of the KV budget in use, 0 to 1.
         expert_hit_ratio: Share of expert uses found in memory, 0 to 1 (1 when resident).
+        expert_slots: Experts of a layer in memory at most, now; 0 in a model without experts.
+        expert_slots_planned: The same as it was planned before the model was loaded.
+        expert_slots_reason: Why the two differ, for a person; empty when they do not.
+        expert_resizes: How often the slots have changed since the start.
         step_rate: Output tokens per second over the last busy seconds; 0 when never busy.
         engine_steps: Marks of progress since the engine started: finished steps, and arrivals of
             experts inside a step.
@@ -75,6 +79,10 @@ class ReplicaSnapshot:
     outstanding_tokens: int
     kv_cache_usage_ratio: float
     expert_hit_ratio: float
+    expert_slots: int
+    expert_slots_planned: int
+    expert_slots_reason: str
+    expert_resizes: int
     step_rate: float
     engine_steps: int
     last_progress_s: float

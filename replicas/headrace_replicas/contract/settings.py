@@ -95,6 +95,12 @@ class EngineSettings(Section):
         ge=0,
         description="Freed memory that MLX's allocator keeps; a limit replaces clearing it.",
     )
+    memory_check_s: Seconds = Field(
+        default=1.0,
+        description="While experts stream, the host's memory is looked at this often, and they get "
+        "fewer slots when others need it. A look takes a millisecond; half of the headroom, half a "
+        "GiB or more, lasts most programs longer than a second.",
+    )
 
 
 class ReplicaSettings(Section):

@@ -9,7 +9,9 @@ Laws: slots never take less memory when there are more of them; `slots_within` i
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
+
+PressureLevel = Literal["normal", "warn", "critical"]
 
 # Prompt and answer of a usual chat request. Every place in the batch gets as much KV cache, and in
 # any case one request of the whole context does.
@@ -148,6 +150,27 @@ class HostMemory:
     total_bytes: int
     source: str
     remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPressure:
+    """How a host fares with its memory at one moment.
+
+    Attributes:
+        available_bytes: What this process could take now; pages of files that the system can take
+            back are part of it.
+        source: What sets that number, for a person.
+        level: The system's own judgement, on a Mac; elsewhere always normal.
+        swapped_bytes: Written to and read from swap since the host started; 0 where not known.
+        stalled_s: Seconds since the host started in which some process waited for memory; 0 where
+            not known.
+    """
+
+    available_bytes: int
+    source: str
+    level: PressureLevel = "normal"
+    swapped_bytes: int = 0
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,9 @@ _GIB: Final = 2**30
 # systems were seen to give 84 %, which is not counted on.
 _SMALL_MAC_BYTES: Final = 36 * _GIB
 
+# What `macos_memory` is made of.
+MACOS_NAMES: Final = ("hw.memsize", "kern.memorystatus_level", "iogpu.wired_limit_mb")
+
 # What `sysctlbyname` of libc does: name, where to write, its length, and nothing to set.
 Sysctl = Callable[[bytes, object, object, None, int], int]
 
@@ -59,7 +62,7 @@ def read_host(*, on_gpu: bool) -> HostMemory:
         MemoryPlanError: The system does not tell.
     """
     if sys.platform == "darwin":
-        return macos_memory(_sysctl_values(), on_gpu=on_gpu)
+        return macos_memory(sysctl_values(*MACOS_NAMES), on_gpu=on_gpu)
     return linux_memory(Path("/"))
 
 
@@ -136,7 +139,15 @@ def read_sysctl(name: str, call: Sysctl) -> int | None:
     return None if failed else value.value
 
 
-def _sysctl_values() -> dict[str, int]:
+def sysctl_values(*names: str) -> dict[str, int]:
+    """Numbers of a Mac's kernel.
+
+    Args:
+        names: As `sysctl` prints them; those that only newer systems have may be missing.
+
+    Raises:
+        MemoryPlanError: The system does not tell one that every system has.
+    """
     call = ctypes.CDLL(None).sysctlbyname
     call.argtypes = (
         ctypes.c_char_p,
@@ -147,7 +158,7 @@ def _sysctl_values() -> dict[str, int]:
     )
     call.restype = ctypes.c_int
     values: dict[str, int] = {}
-    for name in ("hw.memsize", "kern.memorystatus_level", "iogpu.wired_limit_mb"):
+    for name in names:
         value = read_sysctl(name, call)
         if value is not None:
             values[name] = value
@@ -205,18 +216,19 @@ def _room_bytes(folder: Path, files: _CgroupFiles) -> int | None:
     usage = _number(folder / files.usage)
     if not limits or usage is None:
         return None
-    status = dict(re.findall(r"(?m)^(\w+) (\d+)$", _text(folder / "memory.stat")))
+    status = dict(re.findall(r"(?m)^(\w+) (\d+)$", kernel_text(folder / "memory.stat")))
     file_pages = sum(int(status.get(name, 0)) for name in files.file_pages)
     return max(min(limits) - max(usage - file_pages, 0), 0)
 
 
 def _number(path: Path) -> int | None:
     """The number in a file; None when there is no such file, or it says `max`."""
-    text = _text(path).strip()
+    text = kernel_text(path).strip()
     return int(text) if text.isdecimal() else None
 
 
-def _text(path: Path) -> str:
+def kernel_text(path: Path) -> str:
+    """What the kernel says in a file; empty when it keeps no such file."""
     try:
         return path.read_text("ascii")
     except OSError:  # no such file in this version, or the cgroup is gone

@@ -40,7 +40,8 @@ class MemoryPlan:
     """What goes where.
 
     Attributes:
-        slots_per_layer: Experts of a layer in memory at a time; 0 in a model without experts.
+        slots_per_layer: Experts of a layer in memory at most; 0 in a model without experts. A
+            running engine has fewer while other programs need the memory (`experts.governor`).
         experts_per_layer: Experts of the layer that has most.
         resident_bytes: Weights that are always there.
         slot_bytes: All slots of all layers.
@@ -210,7 +211,14 @@ def _reasons(demand: Demand, slots: int, setting: str) -> tuple[str, ...]:
         f"(model.context_tokens), or {demand.max_batch} of {demand.usual_tokens} (engine.max_batch)"
     )
     limit = f"the limit is {shown_bytes(demand.host.limit_bytes)}: {demand.host.source}"
-    return (_why_slots(demand, slots, setting), kv_cache, limit)
+    return (_why_slots(demand, slots, setting), *_fewer(demand, slots), kv_cache, limit)
+
+
+def _fewer(demand: Demand, slots: int) -> tuple[str, ...]:
+    """What becomes of the slots later, where any experts stream."""
+    if slots == demand.sizes.experts:
+        return ()
+    return (f"fewer while other programs need the memory, but {demand.least_slots} at least",)
 
 
 def _why_slots(demand: Demand, slots: int, setting: str) -> str:

@@ -2,8 +2,8 @@
 
 MLX's streams belong to threads, so the thread that loads the model also prefills, decodes and
 answers probes. Everybody else talks to it through a queue of commands and gets chunks through a
-sink. Between two steps it takes new requests and drops cancelled ones; a step is one decode step
-of the batch and one prefill chunk.
+sink. Between two steps it takes new requests, drops cancelled ones and looks whether the host still
+has the memory for its expert slots; a step is one decode step of the batch and one prefill chunk.
 """
 
 import queue
@@ -24,6 +24,7 @@ from headrace_replicas.contract.errors import (
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.experts.resizing import SlotKeeper
 from headrace_replicas.engine.experts.schedule import Schedule, measured, with_schedule
 from headrace_replicas.engine.loading import LoadedModel
 from headrace_replicas.engine.output_stream import OutputStream, Sink
@@ -109,12 +110,21 @@ class Engine:
         load: Loads the model; runs on the engine thread.
         settings: Batch size, chunk size and how tokens travel together.
         clock: Time source.
+        keep_slots: Makes what keeps the loaded model's expert slots within the host's memory; runs
+            on the engine thread. None, or a result of None, leaves them as they are.
     """
 
     def __init__(
-        self, *, load: Callable[[], LoadedModel], settings: EngineSettings, clock: Clock
+        self,
+        *,
+        load: Callable[[], LoadedModel],
+        settings: EngineSettings,
+        clock: Clock,
+        keep_slots: Callable[[LoadedModel], SlotKeeper | None] | None = None,
     ) -> None:
         self._load = load
+        self._keep_slots = keep_slots
+        self._keeper: SlotKeeper | None = None
         self._settings = settings
         self._clock = clock
         self._commands: queue.SimpleQueue[_Submit | _Cancel | _Act | _Stop] = queue.SimpleQueue()
@@ -197,6 +207,8 @@ class Engine:
     def _run(self) -> None:
         try:
             loaded = self._load()
+            if self._keep_slots is not None:
+                self._keeper = self._keep_slots(loaded)
             generator = self._new_generator(loaded)
         except Exception as error:  # noqa: BLE001  handed to the caller of `start`
             self._loaded.set_exception(error)
@@ -207,6 +219,8 @@ class Engine:
                 if self._outputs:
                     self._count_uses(loaded)
                     generator = self._step_or_renew(generator, loaded)
+                if self._keeper is not None:
+                    self._keeper.between_steps()
         except Exception as error:  # noqa: BLE001  any escape from a step is an engine fault
             self._end(f"{type(error).__name__}: {error}")
         else:
@@ -234,11 +248,15 @@ class Engine:
         return model if loaded.dtype == "float32" else _Float32Logits(model)
 
     def _take_commands(self, generator: SteadyBatchGenerator, loaded: LoadedModel) -> bool:
-        """Carry out what is queued, waiting for something when idle; False means stop."""
+        """Carry out what is queued; False means stop.
+
+        When idle, wait for something, but not beyond the next look at the host's memory.
+        """
         block = not self._outputs
+        patience_s = None if self._keeper is None else self._keeper.due_in_s()
         while True:
             try:
-                command = self._commands.get(block=block)
+                command = self._commands.get(block=block, timeout=patience_s)
             except queue.Empty:
                 return True
             block = False

@@ -98,7 +98,7 @@ def stream_experts(
                 dtype_of(path, tensor.array.dtype),
                 slots,
             )
-            layer.module[tensor.projection][tensor.name] = pool.array
+            pool.serve(layer.module[tensor.projection], tensor.name)
             pools.append(pool)
         stream = ExpertStream(
             layer=layer,

@@ -1,5 +1,6 @@
 """Memory for a bounded number of experts, as arrays that mlx-lm's own layers compute with."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ class TensorPool:
 
     Attributes:
         array: Shape (slots, *shape); its contents change behind MLX's back, so it may be written
-            only when nothing that reads it is waiting to be computed.
+            only when nothing that reads it is waiting to be computed. A resize replaces it.
     """
 
     def __init__(
@@ -34,13 +35,17 @@ class TensorPool:
         self._source = source
         self._file_dtype = DTYPES[source.dtype]
         self._converts = self._file_dtype != dtype
+        self._allocate(shape, dtype, slots)
+        self._slot_bytes = self.array.nbytes // slots
+        self._staged: dict[int, bytearray] = {}
+        self._user: tuple[Any, str] | None = None
+
+    def _allocate(self, shape: tuple[int, ...], dtype: mx.Dtype, slots: int) -> None:
         container = mx.zeros((slots, *shape), dtype=CONTAINERS[dtype.size])
         self.array = container.view(dtype)
         mx.eval(container, self.array)
         self._container = container
         self._bytes = memoryview(container).cast("B")  # type: ignore[arg-type]  # buffer protocol
-        self._slot_bytes = self.array.nbytes // slots
-        self._staged: dict[int, bytearray] = {}
 
     @property
     def slot_bytes(self) -> int:
@@ -55,6 +60,34 @@ class TensorPool:
     def place(self, expert: int) -> tuple[int, int]:
         """(file index, offset) of an expert's bytes."""
         return self._source.places[expert]
+
+    def serve(self, linear: Any, name: str) -> None:
+        """Let a module compute with the pool, also after a resize.
+
+        Args:
+            linear: mlx-lm's module.
+            name: Of its tensor that the pool stands for (`scales`).
+        """
+        self._user = (linear, name)
+        linear[name] = self.array
+
+    def resize(self, slots: int, kept: Sequence[int]) -> None:
+        """Change the number of slots; the memory of the old ones is free on return.
+
+        Both arrays exist in between, so this takes as much as the new one on top for a moment.
+
+        Args:
+            slots: Number of experts that fit from now on.
+            kept: Slots whose contents stay; the first one becomes slot 0, and so on.
+        """
+        old, size = self._bytes, self._slot_bytes
+        # What a failed read has left behind belongs to a slot that may be another's now.
+        self._staged.clear()
+        self._allocate(self.array.shape[1:], self.array.dtype, slots)
+        for new, was in enumerate(kept):
+            self._bytes[new * size : (new + 1) * size] = old[was * size : (was + 1) * size]
+        if self._user is not None:
+            self.serve(*self._user)
 
     def job(self, expert: int, slot: int) -> ReadJob:
         """What has to be read to bring an expert into a slot."""

@@ -2,7 +2,7 @@
 
 Pure bookkeeping. Laws: two experts never share a slot; an expert that a call needs is never evicted
 by that call as long as all fit; of the others the one with the least decayed count of uses leaves
-first, and of equal ones the one that was used longest ago.
+first, and of equal ones the one that was used longest ago; also when slots become fewer.
 
 The count is LRFU's (Lee et al., "LRFU: a spectrum of policies that subsumes the least recently used
 and least frequently used policies", IEEE Transactions on Computers 50(12), 2001): a use counts 1
@@ -124,6 +124,26 @@ class SlotTable:
     def _admit(self, expert: int) -> tuple[int, int]:
         slot = self._slot_of[expert] = self._free.pop()
         return expert, slot
+
+    def resize(self, slots: int) -> dict[int, int]:
+        """Change the number of slots; the least used leave when they become too few.
+
+        Args:
+            slots: How many there are from now on, at least 1.
+
+        Returns:
+            The slot that each expert which stays has had. They are in the slots 0, 1, ... now, in
+            this order.
+        """
+        surplus = max(0, len(self._slot_of) - slots)
+        for expert in sorted(self._slot_of, key=self._uses.__getitem__)[:surplus]:
+            del self._slot_of[expert]
+        had = dict(self._slot_of)
+        for slot, expert in enumerate(had):
+            self._slot_of[expert] = slot
+        self._free = list(range(slots - 1, len(had) - 1, -1))
+        self.slots = slots
+        return had
 
     def drop(self, experts: Iterable[int]) -> None:
         """Forget experts whose bytes could not be read; their slots are free again."""

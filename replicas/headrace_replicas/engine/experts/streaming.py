@@ -162,6 +162,31 @@ class ExpertStream:
         """Where an expert's bytes lie; the files are counted as the reader counts them."""
         return [FileRange(*pool.place(expert), pool.read_bytes) for pool in self._pools]
 
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one slot."""
+        return sum(pool.slot_bytes for pool in self._pools)
+
+    def resize(self, slots: int) -> None:
+        """Change how many experts fit; the most recently used ones stay.
+
+        To be called between two steps. One tensor is moved at a time, so that never more than one
+        of the new pools exists beside its old one.
+
+        Args:
+            slots: At least as many as one token needs.
+        """
+        # The last step may have left a result that nobody asked for: it would keep the old pools.
+        self._unfinished.wait()
+        had = self._table.resize(slots)
+        for pool in self._pools:
+            pool.resize(slots, list(had.values()))
+            self._on_progress()
+        # While it speculates a layer looks up absent experts too: none may lead beyond the pool.
+        self._slot_of[:] = 0
+        self._slot_of[list(had)] = range(len(had))
+        self._slots_on_device = None
+
     def run(self, forward: Forward, x: mx.array, indices: mx.array) -> mx.array:
         """Compute the layer for the chosen experts.
 
