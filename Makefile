@@ -11,6 +11,7 @@ RUN := $(UV) run --frozen
 PYTEST_ARGS ?=
 CASE_ARGS ?=
 EQUALITY_ARGS ?=
+BENCH_ARGS ?=
 DEMO_ARGS ?=
 
 # mlx has wheels for macOS 14 and later; uv assumes 13 and would pick an old release.
@@ -48,6 +49,10 @@ cases: install ## The field cases against the real stack (CASE_ARGS selects).
 .PHONY: stream-equality
 stream-equality: install ## Streamed experts against resident ones, bit for bit (EQUALITY_ARGS selects).
 	@$(RUN) python -m tests.streaming.equality $(EQUALITY_ARGS)
+
+.PHONY: bench
+bench: install ## What streaming costs and what it could cost at least (BENCH_ARGS=--short: 2 minutes).
+	@$(RUN) python -m tests.bench.limits $(BENCH_ARGS)
 
 .PHONY: lock-check
 lock-check: install ## What the lock file installs on macOS arm64 and Linux, Python 3.11 to 3.13.

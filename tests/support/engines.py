@@ -46,9 +46,14 @@ def start_engine(checkpoint: Checkpoint, settings: EngineSettings | None = None)
 
 
 class Answer:
-    """A sink that collects one attempt's chunks."""
+    """A sink that collects one attempt's chunks.
 
-    def __init__(self) -> None:
+    Args:
+        patience_s: A chunk that takes longer is a hang.
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
         self._arrived: queue.SimpleQueue[TokenChunk | HeadraceError] = queue.SimpleQueue()
         self.chunks: list[TokenChunk] = []
 
@@ -57,7 +62,7 @@ class Answer:
 
     def next(self) -> TokenChunk:
         """The next chunk; an error that came instead is raised."""
-        item = self._arrived.get(timeout=PATIENCE_S)
+        item = self._arrived.get(timeout=self._patience_s)
         if isinstance(item, HeadraceError):
             raise item
         self.chunks.append(item)

@@ -1,0 +1,148 @@
+"""What a routing trace says of a cache of experts: spread, locality, and the least that is read.
+
+Pure. A trace holds the experts that each token chose in each layer. Laws: no policy misses less
+often than `least_misses` from the same start; with room for all experts, each is read once at most.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace_replicas.engine.experts.slots import SlotTable
+
+Trace = NDArray[np.int64]
+"""Chosen experts, shape (tokens, layers, top_k)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locality:
+    """How a trace spreads over the experts, mean of all layers.
+
+    Attributes:
+        entropy: Of the experts' usage, as a share of what equal usage would have.
+        kept: Share of a token's experts that the token before used.
+        recent: Share that one of the 8 tokens before used.
+        by_chance: What `kept` would be if tokens chose independently of each other.
+    """
+
+    entropy: float
+    kept: float
+    recent: float
+    by_chance: float
+
+
+def locality(trace: Trace, experts: int) -> Locality:
+    """Measure a trace.
+
+    Args:
+        trace: More than 8 tokens.
+        experts: Experts of a layer.
+    """
+    layers = [trace[:, layer] for layer in range(trace.shape[1])]
+    usages = [np.bincount(chosen.ravel(), minlength=experts) / chosen.size for chosen in layers]
+    return Locality(
+        entropy=float(np.mean([_entropy(usage) for usage in usages]) / np.log(experts)),
+        kept=float(np.mean([_used_before(chosen, 1) for chosen in layers])),
+        recent=float(np.mean([_used_before(chosen, 8) for chosen in layers])),
+        by_chance=float(np.mean([(usage**2).sum() * trace.shape[2] for usage in usages])),
+    )
+
+
+def _entropy(usage: NDArray[np.float64]) -> float:
+    used = usage[usage > 0]
+    return float(-(used * np.log(used)).sum())
+
+
+def _used_before(chosen: Trace, window: int) -> float:
+    shares = [
+        np.isin(chosen[now], chosen[now - window : now]).mean()
+        for now in range(window, len(chosen))
+    ]
+    return float(np.mean(shares))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misses:
+    """What a measured part of a trace needs and misses, all layers together.
+
+    Attributes:
+        needed: Experts needed, each token's counted once.
+        lru: Misses when the longest unused expert leaves.
+        least: Misses when the one leaves that is needed again last (Belady 1966).
+    """
+
+    needed: int
+    lru: int
+    least: int
+
+    @property
+    def lru_hit_ratio(self) -> float:
+        """Share of needed experts that an LRU cache has."""
+        return 1 - self.lru / self.needed
+
+    @property
+    def best_hit_ratio(self) -> float:
+        """Share that the best policy would have, which knows the future."""
+        return 1 - self.least / self.needed
+
+
+def misses(trace: Trace, *, slots: int, settling: int) -> Misses:
+    """Replay a trace through slots that are full at the start, and count in its later part.
+
+    Both policies start the counted part with what LRU has in its slots there.
+
+    Args:
+        trace: What was chosen.
+        slots: Experts of a layer that fit; at least a token's.
+        settling: Tokens at the start that are not counted.
+    """
+    needed = lru = least = 0
+    for layer in range(trace.shape[1]):
+        calls = [sorted(set(chosen)) for chosen in trace[:, layer].tolist()]
+        table = SlotTable(slots)
+        table.place(range(slots))
+        for call in calls[:settling]:
+            table.place(call)
+        counted = calls[settling:]
+        held = [expert for expert in range(int(trace.max()) + slots + 1) if expert in table]
+        needed += sum(map(len, counted))
+        least += least_misses(counted, slots=slots, held=held)
+        lru += sum(len(table.place(call).loads) for call in counted)
+    return Misses(needed=needed, lru=lru, least=least)
+
+
+def least_misses(calls: Sequence[Sequence[int]], *, slots: int, held: Iterable[int]) -> int:
+    """Misses of the best policy: who is needed again last leaves first.
+
+    Args:
+        calls: Distinct experts of each call, at most as many as there are slots.
+        slots: Experts that fit.
+        held: What is in the slots before the first call.
+    """
+    uses: dict[int, list[int]] = {}
+    for now, call in enumerate(calls):
+        for expert in call:
+            uses.setdefault(expert, []).append(now)
+    inside = set(held)
+    count = 0
+    for now, call in enumerate(calls):
+        missing = [expert for expert in call if expert not in inside]
+        count += len(missing)
+        inside.update(call)
+        surplus = len(inside) - slots
+        if surplus > 0:
+            leaving = sorted(
+                inside.difference(call),
+                key=lambda expert: _next_use(uses.get(expert, ()), now),
+                reverse=True,
+            )
+            inside.difference_update(leaving[:surplus])
+    return count
+
+
+def _next_use(uses: Sequence[int], now: int) -> float:
+    place = bisect_right(uses, now)
+    return uses[place] if place < len(uses) else float("inf")
