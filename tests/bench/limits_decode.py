@@ -7,6 +7,7 @@ from statistics import median, quantiles
 from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.budget import draw_up
 from headrace_replicas.engine.checkpoint import read_checkpoint
+from headrace_replicas.engine.experts.schedule import SCHEDULES
 from headrace_replicas.engine.slots_setting import ALL, percentage
 from tests.bench.decoding import (
     DROPS_PAGES,
@@ -199,16 +200,15 @@ def where_time_goes(
     ]
     for cold in (False, True):
         lines += split_lines("cold" if cold else "warm", streamed, text, cold=cold)
-    speculating = [
-        by_turns(resident, streamed, Feed(tokens=text[:8], schedule="speculate"), number)
-        for number in range(2)
-    ]
-    share = median(pair.share for pair in speculating)
+    for schedule in SCHEDULES[1:]:
+        pairs = [
+            by_turns(resident, streamed, Feed(tokens=window, schedule=schedule), number)
+            for number, window in enumerate((text[:4], text[4:8], text[8:12], text[12:]))
+        ]
+        share = median(pair.wall_share for pair in pairs)
+        lines.append(f"  schedule {schedule}: {share:.3f} of resident, warm, by the wall clock")
     picked = streamed.do(PickSchedule())
-    lines.append(
-        f"schedule: all rows layer by layer; `auto` picks {picked!r} here; speculating gives "
-        f"{share:.3f} of resident, warm"
-    )
+    lines.append(f"  all rows are of schedule {SCHEDULES[0]}; `auto` picks {picked} here")
     return lines
 
 
