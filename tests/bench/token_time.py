@@ -20,12 +20,12 @@ from tests.bench.work_clock import WorkClock
 
 _READING = "reading"
 # None of these runs inside another one.
-_STEPS: dict[str, tuple[type, Callable[..., Any]]] = {
-    "computing, waited for by layers": (Unfinished, Unfinished.wait),
-    _READING: (RangeReader, RangeReader.read),
-    "choosing slots": (ExpertStream, ExpertStream.place),
-    "listing reads": (ExpertStream, ExpertStream.jobs),
-    "converting scales and biases": (TensorPool, TensorPool.finish),
+_STEPS: dict[str, tuple[type, str]] = {
+    "computing, waited for by layers": (Unfinished, "wait"),
+    _READING: (RangeReader, "read"),
+    "choosing slots": (ExpertStream, "place"),
+    "listing reads": (ExpertStream, "jobs"),
+    "converting scales and biases": (TensorPool, "finish"),
 }
 _LAST = "computing, the rest"
 _OTHER = "Python and MLX's graph"
@@ -63,9 +63,9 @@ class Split:
 @contextmanager
 def _timed_steps(spent: dict[str, float], clock: WorkClock) -> Iterator[None]:
     with ExitStack() as patches:
-        for step, (owner, method) in _STEPS.items():
-            timed = _timed(method, step, spent, clock)
-            patches.enter_context(patch.object(owner, method.__name__, timed))
+        for step, (owner, name) in _STEPS.items():
+            timed = _timed(getattr(owner, name), step, spent, clock)
+            patches.enter_context(patch.object(owner, name, timed))
         yield
 
 
