@@ -1,10 +1,9 @@
 """Decode steps of one loaded model: what they take, what they read, and what they answer."""
 
 import hashlib
-import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,55 +17,15 @@ from mlx_lm.utils import load_model
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.checkpoint import read_checkpoint
+from headrace_replicas.engine.decode_bench import Work, work_so_far
 from headrace_replicas.engine.experts.install import StreamedModel
+from headrace_replicas.engine.experts.page_cache import PageCache
+from headrace_replicas.engine.experts.read_rates import ReadRates, measure_reads
 from headrace_replicas.engine.experts.schedule import Schedule, measured, with_schedule
 from headrace_replicas.engine.experts.seam import expert_layers
-from headrace_replicas.engine.loading import Streaming, load
+from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from tests.bench.routing import Trace
 from tests.bench.work_clock import WorkClock
-
-DROPS_PAGES = hasattr(os, "posix_fadvise")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """What streaming did, together or for a token.
-
-    Attributes:
-        hits: Needed experts that were there.
-        misses: Needed experts that were read.
-        read_bytes: Bytes read.
-        read_s: Seconds in which the engine waited for reads: nothing else happened meanwhile.
-        gate_s: Seconds in which it waited for gates, and so for all computing before them.
-    """
-
-    hits: float = 0
-    misses: float = 0
-    read_bytes: float = 0
-    read_s: float = 0
-    gate_s: float = 0
-
-    def combined(self, other: "Counts", sign: int) -> "Counts":
-        """The sum with another, or with `sign` -1 the difference."""
-        return Counts(
-            **{
-                field.name: getattr(self, field.name) + sign * getattr(other, field.name)
-                for field in fields(self)
-            }
-        )
-
-
-def counts_of(streamed: StreamedModel | None) -> Counts:
-    """What a model's streaming has done so far."""
-    if streamed is None:
-        return Counts()
-    return Counts(
-        hits=streamed.counters.hits,
-        misses=streamed.counters.misses,
-        read_bytes=streamed.reader.totals.read_bytes,
-        read_s=streamed.reader.totals.busy_s,
-        gate_s=streamed.counters.gate_wait_s,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +53,9 @@ class Subject:
     """One model in a process of its own.
 
     Attributes:
-        model: mlx-lm's.
-        streamed: What streams its experts; None when they are resident.
+        loaded: What our loader gives; None by mlx-lm's.
+        model: mlx-lm's model.
+        pages: What the system keeps in memory of the checkpoint.
         chosen: Chosen experts of each call of each layer, in order; shape (batch, tokens, top_k).
         before_bytes: Memory of the process before the model was loaded.
     """
@@ -105,14 +65,25 @@ class Subject:
         mx.set_cache_limit(EngineSettings().cache_limit_bytes)
         self.before_bytes = psutil.Process().memory_info().rss
         self.checkpoint = read_checkpoint(how.folder)
-        self.streamed: StreamedModel | None = None
-        self.model: Any = self._mlx_lm(how) if how.by == "mlx-lm" else self._ours(how)
+        self.pages = PageCache(self.checkpoint.shards)
+        self.loaded = None if how.by == "mlx-lm" else self._ours(how)
+        self.model: Any = self.loaded.model if self.loaded else self._mlx_lm(how)
         self.chosen: list[Any] = []
         self.cache: list[Any] = make_prompt_cache(self.model)
         if how.records:
             record_choices(self.model, self.chosen)
 
-    def _ours(self, how: Load) -> Any:
+    @property
+    def streamed(self) -> StreamedModel | None:
+        """What streams the experts; None when they are resident."""
+        return self.loaded.streamed if self.loaded else None
+
+    @property
+    def work(self) -> Work:
+        """What streaming has done so far."""
+        return work_so_far(self.loaded) if self.loaded else Work()
+
+    def _ours(self, how: Load) -> LoadedModel:
         streaming = None
         if how.slots is not None:
             streaming = Streaming(
@@ -121,20 +92,13 @@ class Subject:
                 clock=SystemClock(),
                 on_progress=lambda: None,
             )
-        loaded = load(self.checkpoint, device="cpu", dtype="auto", streaming=streaming)
-        self.streamed = loaded.streamed
-        return loaded.model
+        return load(self.checkpoint, device="cpu", dtype="auto", streaming=streaming)
 
     def _mlx_lm(self, how: Load) -> Any:
         model: Any = load_model(how.folder)[0]
         model.set_dtype(mx.float32)
         mx.eval(model.parameters())
         return model
-
-    def drop_pages(self) -> None:
-        """Let the system forget the checkpoint, so that reads come from the disk."""
-        if self.streamed is not None and DROPS_PAGES:
-            self.streamed.reader.drop_page_cache()
 
 
 def record_choices(model: Any, chosen: list[Any]) -> None:
@@ -158,13 +122,13 @@ class Fed:
         work_s: Processor time of the engine's threads, and waits for reads: what it would take if
             no other program ran.
         logits: A digest of each token's logits.
-        counts: What streaming did.
+        work: What streaming did.
     """
 
     wall_s: float
     work_s: float
     logits: tuple[str, ...]
-    counts: Counts
+    work: Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,13 +150,13 @@ class Feed:
         model = subject.model
         if subject.streamed is not None:
             model = with_schedule(model, subject.streamed, self.schedule)
-        before = counts_of(subject.streamed)
+        before = subject.work
         wall_s = work_s = 0.0
         digests: list[str] = []
         with WorkClock() as clock:
             for token in self.tokens:
                 if self.cold:
-                    subject.drop_pages()
+                    subject.pages.drop()
                 began = clock.seconds(), time.perf_counter()
                 logits = model(mx.array([[token]]), cache=subject.cache)
                 mx.eval(logits)
@@ -200,12 +164,12 @@ class Feed:
                 work_s += clock.seconds() - began[0]
                 raw = np.array(logits).tobytes()
                 digests.append(hashlib.blake2b(raw, digest_size=8).hexdigest())
-        counts = counts_of(subject.streamed).combined(before, -1)
+        work = subject.work - before
         return Fed(
             wall_s=wall_s,
-            work_s=work_s + counts.read_s,
+            work_s=work_s + work.read_s,
             logits=tuple(digests),
-            counts=counts,
+            work=work,
         )
 
 
@@ -296,3 +260,45 @@ class PickSchedule:
         """Let it measure."""
         assert subject.streamed is not None
         return measured(subject.model, subject.streamed, SystemClock())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """What reading experts takes here.
+
+    Attributes:
+        rates: How fast they come.
+        expert_bytes: What bringing one reads.
+    """
+
+    rates: ReadRates
+    expert_bytes: int
+
+    @property
+    def bytes_per_s(self) -> float:
+        """From the disk, cold, at the depth that is fastest."""
+        assert self.rates.ssd is not None
+        return self.rates.ssd.bytes_per_s
+
+    def __str__(self) -> str:
+        cold = ", ".join(f"{r.bytes_per_s / 1e6:.0f} ({r.at_once})" for r in self.rates.cold)
+        return (
+            f"disk: {cold} MB/s cold for so many experts of {self.expert_bytes / 1e6:.2f} MB at "
+            f"once, {self.rates.warm.bytes_per_s / 1e6:.0f} from the page cache"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureDisk:
+    """Read experts of a model that streams, as the engine does."""
+
+    def run(self, subject: Subject) -> Disk:
+        """Measure it; slots are left alone."""
+        assert subject.streamed is not None
+        rates = measure_reads(
+            subject.streamed,
+            workers=EngineSettings().read_workers,
+            clock=SystemClock(),
+            pages=subject.pages,
+        )
+        return Disk(rates=rates, expert_bytes=subject.streamed.streams[0].expert_bytes)

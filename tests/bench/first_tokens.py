@@ -12,10 +12,12 @@ from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.requests import SamplingParams, TokenLogprob
 from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.checkpoint import read_checkpoint
+from headrace_replicas.engine.decode_bench import Work, work_so_far
+from headrace_replicas.engine.experts.page_cache import PageCache
 from headrace_replicas.engine.experts.seam import expert_layers
 from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from headrace_replicas.engine.steps import Engine
-from tests.bench.decoding import Counts, counts_of, read_through, record_choices
+from tests.bench.decoding import read_through, record_choices
 from tests.bench.routing import Trace
 from tests.bench.work_clock import WorkClock
 from tests.support.engines import Answer, request_for
@@ -97,7 +99,7 @@ class First:
             no other program ran.
         ids: The token.
         logprobs: Its log probability and the best others', bit for bit.
-        counts: What streaming did for it.
+        work: What streaming did for it.
         expert_bytes: What bringing one expert reads; 0 where all are resident.
         touched: Experts of all layers that were chosen; 0 where all are resident.
         needed: The same, counted anew in each call of the model.
@@ -107,7 +109,7 @@ class First:
     work_s: float
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
-    counts: Counts
+    work: Work
     expert_bytes: int
     touched: int
     needed: int
@@ -129,7 +131,7 @@ class FirstToken:
         """Ask, and wait until the engine is idle again."""
         self._prepare(served)
         served.chosen.clear()
-        before = counts_of(served.loaded.streamed)
+        before = work_so_far(served.loaded)
         request = request_for(
             served.checkpoint,
             tuple(self.prompt),
@@ -142,7 +144,7 @@ class FirstToken:
             served.engine.submit(request, answer)
             answer.wait()
             ttft_s, work_s = time.perf_counter() - began[1], clock.seconds() - began[0]
-            read_s = counts_of(served.loaded.streamed).combined(before, -1).read_s
+            read_s = (work_so_far(served.loaded) - before).read_s
         while served.engine.status.running or served.engine.status.waiting:
             time.sleep(0.01)  # the step that gave the token ends
         touched, needed = _used(served)
@@ -152,7 +154,7 @@ class FirstToken:
             work_s=work_s + read_s,
             ids=answer.ids,
             logprobs=answer.logprobs,
-            counts=counts_of(streamed).combined(before, -1),
+            work=work_so_far(served.loaded) - before,
             expert_bytes=served.expert_bytes if streamed is not None else 0,
             touched=touched,
             needed=needed,
@@ -161,8 +163,9 @@ class FirstToken:
     def _prepare(self, served: Served) -> None:
         for shard in served.checkpoint.shards:
             read_through(shard)
-        if self.cold and served.loaded.streamed is not None:
-            served.loaded.streamed.reader.drop_page_cache()
+        if self.cold:
+            with PageCache(served.checkpoint.shards) as pages:
+                pages.drop()
 
 
 def _used(served: Served) -> tuple[int, int]:

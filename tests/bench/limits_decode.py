@@ -10,7 +10,7 @@ from headrace_replicas.engine.checkpoint import read_checkpoint
 from headrace_replicas.engine.experts.schedule import SCHEDULES
 from headrace_replicas.engine.slots_setting import ALL, percentage
 from tests.bench.decoding import (
-    DROPS_PAGES,
+    Disk,
     Feed,
     Load,
     Memory,
@@ -19,7 +19,6 @@ from tests.bench.decoding import (
     Settle,
     Subject,
 )
-from tests.bench.disk import DiskRate
 from tests.bench.limits_extent import TARGET_SHARE, Extent, slots_for
 from tests.bench.limits_models import Model
 from tests.bench.limits_report import DecodeRow, Pair, Verdicts, memory_line
@@ -77,7 +76,7 @@ def by_turns(resident: Seat[Subject], streamed: Seat[Subject], feed: Feed, numbe
 
 
 def decode(
-    text: Text, share: float, disk: DiskRate, seats: tuple[Seat[Subject], Seat[Subject]]
+    text: Text, share: float, disk: Disk, seats: tuple[Seat[Subject], Seat[Subject]]
 ) -> list[DecodeRow]:
     """The rounds with some slots, warm and then cold; settling is the first of the warm ones."""
     resident, streamed = seats
@@ -107,8 +106,7 @@ def decode(
                         slots=slots_for(text.model, share),
                         settling=begin,
                     ),
-                    expert_bytes=disk.expert_bytes,
-                    disk_bytes_per_s=disk.experts_bytes_per_s,
+                    disk=disk,
                 )
             )
     return rows
@@ -117,7 +115,7 @@ def decode(
 def judge(row: DecodeRow, model: Model, verdicts: Verdicts) -> None:
     """The counts of some rounds, and the targets of a quarter of the experts."""
     done, name = (
-        row.counts,
+        row.work,
         f"{model.name}, {row.share:.1%} slots, {'cold' if row.cold else 'warm'}",
     )
     needed = done.hits + done.misses
@@ -131,8 +129,8 @@ def judge(row: DecodeRow, model: Model, verdicts: Verdicts) -> None:
         f"{name}: {done.misses} misses, no policy has less than {row.misses.least}",
     )
     verdicts.check(
-        done.read_bytes == done.misses * row.expert_bytes,
-        f"{name}: {done.read_bytes} bytes read for {done.misses} misses of {row.expert_bytes}",
+        done.read_bytes == done.misses * row.disk.expert_bytes,
+        f"{name}: {done.read_bytes} bytes read for {done.misses} misses of {row.disk.expert_bytes}",
     )
     if row.share != TARGET_SHARE:
         return
@@ -148,14 +146,13 @@ def judge(row: DecodeRow, model: Model, verdicts: Verdicts) -> None:
         verdicts.target(row.speed_share >= 0.95, aim, figure)
 
 
-def check_cold(disk: DiskRate, model: Model, verdicts: Verdicts) -> None:
+def check_cold(disk: Disk, model: Model, verdicts: Verdicts) -> None:
     """Dropping the page cache must have an effect, or cold figures mean nothing."""
-    if DROPS_PAGES:
-        verdicts.check(
-            disk.left_ratio < 0.5,  # others may be reading the same file
-            f"{model.name}: {disk.left_ratio:.0%} of its pages stay in memory when dropped; put "
-            "--folder on a disk",
-        )
+    verdicts.check(
+        disk.rates.is_cold,
+        f"{model.name}: {disk.rates.cached_ratio:.0%} of its pages stay in memory when dropped; "
+        "put --folder on a disk, and let nobody else read it",
+    )
 
 
 def memory_of(
@@ -186,18 +183,11 @@ def memory_of(
 
 
 def where_time_goes(
-    model: Model, resident: Seat[Subject], streamed: Seat[Subject], disk: DiskRate
+    model: Model, resident: Seat[Subject], streamed: Seat[Subject], disk: Disk
 ) -> list[str]:
     """A quarter of the experts, looked at closely."""
     text = model.text(16, 3)
-    lines = [
-        (
-            f"disk, cold: {disk.experts_bytes_per_s / 1e6:.0f} MB/s for experts of "
-            f"{disk.expert_bytes / 1e6:.2f} MB, {disk.blocks_bytes_per_s / 1e6:.0f} MB/s for 4 MiB "
-            f"blocks; page cache {disk.warm_bytes_per_s / 1e6:.0f} MB/s for experts"
-        ),
-        "where a token's time goes (ms), 25 % slots",
-    ]
+    lines = [str(disk), "where a token's time goes (ms), 25 % slots"]
     for cold in (False, True):
         lines += split_lines("cold" if cold else "warm", streamed, text, cold=cold)
     for schedule in SCHEDULES[1:]:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Final
 
-from tests.bench.decoding import DROPS_PAGES
 from tests.bench.limits_models import Model
 
 SHARES: Final = (0.5, 0.25, 0.125)
@@ -39,7 +38,7 @@ class Extent:
         found: list[tuple[int, int, bool]] = []
         begin = self.settling
         for (rounds, tokens), cold in ((self.warm, False), (self.cold, True)):
-            for _ in range(rounds if DROPS_PAGES or not cold else 0):
+            for _ in range(rounds):
                 found.append((begin, begin + tokens, cold))
                 begin += tokens
         return found

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from headrace_replicas.contract.settings import EngineSettings
-from tests.bench.decoding import DROPS_PAGES
 from tests.bench.first_tokens import First, FirstToken, PromptRouting, Serve
 from tests.bench.limits_extent import SHARES, TARGET_SHARE, Extent, slots_for
 from tests.bench.limits_models import Model
@@ -32,7 +31,7 @@ def first_tokens(model: Model, extent: Extent, verdicts: Verdicts) -> Trace:
                 chunk_tokens=chunk_tokens,
                 resident=found,
                 warm=warm,
-                cold=cold if DROPS_PAGES else None,
+                cold=cold,
             )
             print(row, flush=True)
             judge_first(row, model, verdicts)
@@ -53,8 +52,8 @@ def judge_first(row: FirstRow, model: Model, verdicts: Verdicts) -> None:
     """A prompt's counts: experts read once for each chunk, and once in all where one chunk does."""
     name = f"{model.name}, prompt of {row.prompt_tokens}, chunks of {row.chunk_tokens}"
     verdicts.check(row.same, f"{name}: the first token and its log probabilities are equal")
-    for first in row.streamed:
-        done = first.counts
+    for first in (row.warm, row.cold):
+        done = first.work
         verdicts.check(
             done.hits + done.misses == first.needed,
             f"{name}: {done.hits + done.misses} hits and misses, {first.needed} needed",

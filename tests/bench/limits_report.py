@@ -1,10 +1,11 @@
 """What `make bench` prints, and what makes it fail: counts and equality, never a speed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from statistics import median
 
-from tests.bench.decoding import Counts, Fed, MemoryUse
+from headrace_replicas.engine.decode_bench import Work
+from tests.bench.decoding import Disk, Fed, MemoryUse
 from tests.bench.first_tokens import First
 from tests.bench.routing import Misses
 
@@ -58,8 +59,7 @@ class DecodeRow:
         settling: The tokens before the rounds.
         pairs: The rounds.
         misses: What the routing trace says of the same tokens.
-        expert_bytes: What bringing one expert reads.
-        disk_bytes_per_s: What the disk gives, cold.
+        disk: What reading experts takes.
     """
 
     share: float
@@ -67,8 +67,7 @@ class DecodeRow:
     settling: Pair
     pairs: Sequence[Pair]
     misses: Misses
-    expert_bytes: int
-    disk_bytes_per_s: float
+    disk: Disk
 
     @property
     def tokens(self) -> int:
@@ -76,12 +75,11 @@ class DecodeRow:
         return sum(len(pair.streamed.logits) for pair in self.pairs)
 
     @property
-    def counts(self) -> Counts:
+    def work(self) -> Work:
         """What streaming did in all rounds."""
-        total = Counts()
-        for pair in self.pairs:
-            total = total.combined(pair.streamed.counts, 1)
-        return total
+        names = [entry.name for entry in fields(Work)]
+        works = [pair.streamed.work for pair in self.pairs]
+        return Work(**{name: sum(getattr(work, name) for work in works) for name in names})
 
     @property
     def speed_share(self) -> float:
@@ -91,8 +89,8 @@ class DecodeRow:
     @property
     def bound_share(self) -> float:
         """Speed as a share of the smaller of the resident model's and what the disk allows."""
-        token_bytes = self.counts.read_bytes / self.tokens
-        from_disk_s = token_bytes / self.disk_bytes_per_s if self.cold else 0.0
+        token_bytes = self.work.read_bytes / self.tokens
+        from_disk_s = token_bytes / self.disk.bytes_per_s if self.cold else 0.0
         return median(
             max(pair.resident.work_s, from_disk_s * len(pair.resident.logits))
             / pair.streamed.work_s
@@ -100,9 +98,9 @@ class DecodeRow:
         )
 
     def __str__(self) -> str:
-        done = self.counts
+        done = self.work
         used = self.misses
-        size = self.expert_bytes / self.tokens / 1e6
+        size = self.disk.expert_bytes / self.tokens / 1e6
         speeds = [
             median(len(fed.logits) / fed.work_s for fed in feds)
             for feds in ([p.streamed for p in self.pairs], [p.resident for p in self.pairs])
@@ -127,40 +125,34 @@ class FirstRow:
         chunk_tokens: Prompt tokens for each prefill step.
         resident: With all experts in memory.
         warm: Streamed from the page cache.
-        cold: Streamed from the disk; None where pages cannot be dropped.
+        cold: Streamed from the disk.
     """
 
     prompt_tokens: int
     chunk_tokens: int
     resident: First
     warm: First
-    cold: First | None
+    cold: First
 
     @property
     def read_ratio(self) -> float:
         """Expert bytes read, by the bytes of the experts that the prompt chose."""
-        return self.warm.counts.misses / self.warm.touched
+        return self.warm.work.misses / self.warm.touched
 
     @property
     def same(self) -> bool:
         """Whether the token and the log probabilities are the resident model's, bit for bit."""
         wanted = (self.resident.ids, self.resident.logprobs)
-        return all((first.ids, first.logprobs) == wanted for first in self.streamed)
-
-    @property
-    def streamed(self) -> list[First]:
-        """Warm, and cold where there is one."""
-        return [self.warm] if self.cold is None else [self.warm, self.cold]
+        return all((first.ids, first.logprobs) == wanted for first in (self.warm, self.cold))
 
     def __str__(self) -> str:
-        cold_s = self.cold.work_s if self.cold else float("nan")
         size = self.warm.expert_bytes / 1e9
         return (
             f"{self.prompt_tokens:>6} {self.chunk_tokens:>5} {self.resident.work_s:>10.2f} "
             f"{self.warm.work_s:>8.2f} {self.resident.work_s / self.warm.work_s:>6.3f} "
-            f"{cold_s:>8.2f} {self.resident.work_s / cold_s:>6.3f} "
-            f"{self.warm.counts.read_bytes / 1e9:>8.3f} {self.warm.touched * size:>10.3f} "
-            f"{self.read_ratio:>6.3f} {self.streamed[-1].counts.read_s:>7.2f}  {self.same}"
+            f"{self.cold.work_s:>8.2f} {self.resident.work_s / self.cold.work_s:>6.3f} "
+            f"{self.warm.work.read_bytes / 1e9:>8.3f} {self.warm.touched * size:>10.3f} "
+            f"{self.read_ratio:>6.3f} {self.cold.work.read_s:>7.2f}  {self.same}"
         )
 
 

@@ -1,16 +1,14 @@
 """What a routing trace says of a cache of experts: spread, locality, and the least that is read.
 
-Pure. A trace holds the experts that each token chose in each layer. Laws: no policy misses less
-often than `least_misses` from the same start; with room for all experts, each is read once at most.
+Pure. A trace holds the experts that each token chose in each layer.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace_replicas.engine.experts.least_reads import least_misses
 from headrace_replicas.engine.experts.slots import SlotTable
 
 Trace = NDArray[np.int64]
@@ -109,40 +107,7 @@ def misses(trace: Trace, *, slots: int, settling: int) -> Misses:
         counted = calls[settling:]
         held = [expert for expert in range(int(trace.max()) + slots + 1) if expert in table]
         needed += sum(map(len, counted))
-        least += least_misses(counted, slots=slots, held=held)
+        # A first call that needs what is held fills the slots, which does not count.
+        least += least_misses([held, *counted], slots)
         lru += sum(len(table.place(call).loads) for call in counted)
     return Misses(needed=needed, lru=lru, least=least)
-
-
-def least_misses(calls: Sequence[Sequence[int]], *, slots: int, held: Iterable[int]) -> int:
-    """Misses of the best policy: who is needed again last leaves first.
-
-    Args:
-        calls: Distinct experts of each call, at most as many as there are slots.
-        slots: Experts that fit.
-        held: What is in the slots before the first call.
-    """
-    uses: dict[int, list[int]] = {}
-    for now, call in enumerate(calls):
-        for expert in call:
-            uses.setdefault(expert, []).append(now)
-    inside = set(held)
-    count = 0
-    for now, call in enumerate(calls):
-        missing = [expert for expert in call if expert not in inside]
-        count += len(missing)
-        inside.update(call)
-        surplus = len(inside) - slots
-        if surplus > 0:
-            leaving = sorted(
-                inside.difference(call),
-                key=lambda expert: _next_use(uses.get(expert, ()), now),
-                reverse=True,
-            )
-            inside.difference_update(leaving[:surplus])
-    return count
-
-
-def _next_use(uses: Sequence[int], now: int) -> float:
-    place = bisect_right(uses, now)
-    return uses[place] if place < len(uses) else float("inf")

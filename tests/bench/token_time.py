@@ -49,7 +49,7 @@ class Split:
         with WorkClock() as clock, _timed_steps(spent, clock):
             for token in self.tokens:
                 if self.cold:
-                    subject.drop_pages()
+                    subject.pages.drop()
                 began_s = clock.seconds()
                 logits = subject.model(mx.array([[token]]), cache=subject.cache)
                 built_s = clock.seconds()

@@ -86,5 +86,5 @@ def test_the_engine_misses_what_the_replay_of_its_trace_says(folder: Path) -> No
     found = Feed(tokens=text[20:]).run(streamed)
     assert settled.logits + found.logits == wanted.logits
     replayed = misses(trace, slots=16, settling=20)
-    assert found.counts.misses == replayed.lru
-    assert found.counts.hits + found.counts.misses == replayed.needed
+    assert found.work.misses == replayed.lru
+    assert found.work.hits + found.work.misses == replayed.needed

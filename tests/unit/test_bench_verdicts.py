@@ -1,27 +1,30 @@
-"""What makes `make bench` fail: counts and equality, and never a speed."""
+"""What makes `make bench` fail: work and equality, and never a speed."""
 
 import pytest
 
-from tests.bench.decoding import Counts, Fed
+from headrace_replicas.engine.decode_bench import Work
+from headrace_replicas.engine.experts.read_rates import ReadRate, ReadRates
+from tests.bench.decoding import Disk, Fed
 from tests.bench.limits_report import DecodeRow, Pair, Verdicts
 from tests.bench.routing import Misses
 
+DISK = ReadRate(at_once=1, bytes_per_s=50.0, read_bytes=50, runs=1, cached_ratio=0.0)
 
-def fed(work_s: float, logits: str, counts: Counts | None = None) -> Fed:
-    return Fed(wall_s=2 * work_s, work_s=work_s, logits=tuple(logits), counts=counts or Counts())
+
+def fed(work_s: float, logits: str, work: Work | None = None) -> Fed:
+    return Fed(wall_s=2 * work_s, work_s=work_s, logits=tuple(logits), work=work or Work())
 
 
 def row(*, cold: bool, streamed_s: float, read_bytes: int) -> DecodeRow:
-    counts = Counts(hits=6, misses=2, read_bytes=read_bytes)
-    pair = Pair(resident=fed(1.0, "abcd"), streamed=fed(streamed_s, "abxd", counts))
+    work = Work(hits=6, misses=2, read_bytes=read_bytes)
+    pair = Pair(resident=fed(1.0, "abcd"), streamed=fed(streamed_s, "abxd", work))
     return DecodeRow(
         share=0.25,
         cold=cold,
         settling=pair,
         pairs=[pair],
         misses=Misses(needed=8, lru=2, least=1),
-        expert_bytes=read_bytes // 2,
-        disk_bytes_per_s=50.0,
+        disk=Disk(rates=ReadRates(warm=DISK, cold=(DISK,), how=""), expert_bytes=read_bytes // 2),
     )
 
 
