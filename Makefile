@@ -51,7 +51,7 @@ stream-equality: install ## Streamed experts against resident ones, bit for bit 
 	@$(RUN) python -m tests.streaming.equality $(EQUALITY_ARGS)
 
 .PHONY: bench
-bench: install ## What streaming costs and what it could cost at least (BENCH_ARGS=--short: 2 minutes).
+bench: install ## What streaming costs, and could cost at least (BENCH_ARGS=--short is for CI).
 	@$(RUN) python -m tests.bench.limits $(BENCH_ARGS)
 
 .PHONY: lock-check

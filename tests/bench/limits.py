@@ -20,6 +20,7 @@ from headrace_replicas.engine.checkpoint import read_checkpoint
 from tests.bench.decoding import Feed, Load, MeasureDisk, Routing
 from tests.bench.generated_model import kept_model
 from tests.bench.limits_decode import (
+    CLOSE_TOKENS,
     Text,
     check_cold,
     decode,
@@ -100,7 +101,7 @@ def measure(model: Model, extent: Extent, verdicts: Verdicts) -> None:
                 memory.append(memory_of(model, streamed, slots, len(text), verdicts))
                 if share == TARGET_SHARE:
                     notes = where_time_goes(model, resident, streamed, disk)
-        resident_split = split_lines("resident", resident, model.text(16, 3), cold=False)
+        resident_split = split_lines("resident", resident, model.text(CLOSE_TOKENS, 7), cold=False)
     print("\n".join(["", MEMORY_HEAD, *memory, "", *notes, *resident_split]))
     print("\n".join(routing_lines(model, first_tokens(model, extent, verdicts))), flush=True)
 
