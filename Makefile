@@ -11,6 +11,7 @@ RUN := $(UV) run --frozen
 PYTEST_ARGS ?=
 CASE_ARGS ?=
 EQUALITY_ARGS ?=
+BENCH_ARGS ?=
 DEMO_ARGS ?=
 SEED1_ARGS ?=
 SEED1_STALL_S ?= 60
@@ -55,6 +56,10 @@ stream-equality: install ## Streamed experts against resident ones, bit for bit 
 seed1: install ## Slow and stalled storage under an engine and a fleet (SEED1_ARGS, SEED1_STALL_S).
 	@$(RUN) python -m tests.streaming.seed1 $(SEED1_ARGS)
 	@$(RUN) python -m tests.e2e.storage --stall-s $(SEED1_STALL_S)
+
+.PHONY: bench
+bench: install ## What streaming costs, and could cost at least (BENCH_ARGS=--short is for CI).
+	@$(RUN) python -m tests.bench.limits $(BENCH_ARGS)
 
 .PHONY: lock-check
 lock-check: install ## What the lock file installs on macOS arm64 and Linux, Python 3.11 to 3.13.
