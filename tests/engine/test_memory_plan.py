@@ -17,17 +17,19 @@ from headrace_replicas.device_claim import claim_device
 from headrace_replicas.engine.budget import Budget, draw_up
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.experts.seam import expert_layers
-from headrace_replicas.engine.footprint import HostMemory
+from headrace_replicas.engine.footprint import HostMemory, ModelSizes
 from headrace_replicas.engine.loading import DtypeChoice, LoadedModel, Streaming, load
 from headrace_replicas.engine.model_sizes import measure
 from headrace_replicas.replica import Replica
 from tests.streaming.architectures import ARCHITECTURES, Architecture
+from tests.streaming.model_configs import VOCABULARY
 from tests.streaming.tiny_checkpoints import MODES, write
 from tests.support.engines import request_for
 
 pytestmark = pytest.mark.engine
 
 Chat = Callable[[str], tuple[int, ...]]
+CHUNK_TOKENS = 64
 HOST = HostMemory(limit_bytes=8 * 2**30, total_bytes=16 * 2**30, source="a host of the test's")
 
 
@@ -58,13 +60,20 @@ def parameter_bytes(loaded: LoadedModel) -> int:
     return bytes_of(tree)
 
 
-def cache_bytes(loaded: LoadedModel, tokens: int) -> int:
-    """What mlx-lm's caches hold after a prompt."""
+def prefill(loaded: LoadedModel, tokens: int) -> tuple[int, int]:
+    """Run a prompt, 64 tokens at a time.
+
+    Returns:
+        What mlx-lm's caches hold after it, and what the last chunk took beside them at its peak.
+    """
     cache = make_prompt_cache(loaded.model)
     prompt = mx.array([[1 + number % 90 for number in range(tokens)]])
-    for begin in range(0, tokens, 64):
-        mx.eval(loaded.model(prompt[:, begin : begin + 64], cache=cache))
-    return bytes_of([layer.state for layer in cache])
+    before = 0
+    for begin in range(0, tokens, CHUNK_TOKENS):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        mx.eval(loaded.model(prompt[:, begin : begin + CHUNK_TOKENS], cache=cache))
+    return bytes_of([layer.state for layer in cache]), mx.get_peak_memory() - before
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
@@ -85,7 +94,7 @@ def test_the_demo_models_kv_cache_is_as_large_as_planned(checkpoint: Checkpoint)
     budget = budget_of(checkpoint)
     loaded = load_planned(checkpoint, budget, "auto")
     planned = budget.sizes.cache.bytes_for(tokens=256, requests=1, context_tokens=256)
-    assert cache_bytes(loaded, 256) == planned == 256 * 8192
+    assert prefill(loaded, 256)[0] == planned == 256 * 8192
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda one: one.module)
@@ -108,7 +117,35 @@ def test_every_architecture_takes_what_was_planned(
     if not architecture.metal_only:
         covered = sizes.cache.bytes_for(tokens=256, requests=1, context_tokens=256)
         counters = 64  # a few arrays hold no more than an offset
-        assert cache_bytes(loaded, 256) <= covered + counters
+        cached, taken = prefill(loaded, 256)
+        assert cached <= covered + counters
+        assert taken <= computing(sizes)
+
+
+def computing(sizes: ModelSizes) -> int:
+    """What the last of a prompt's 256 tokens may take: a chunk, a layer's cache, the logits."""
+    chunk = sizes.working.bytes_for(tokens=CHUNK_TOKENS, requests=1, context_tokens=256)
+    logits = CHUNK_TOKENS * VOCABULARY * 4  # of all of a chunk's tokens, as the test asks for them
+    return chunk - sizes.working.process_bytes + logits + 2 * 256 * sizes.cache.layer_token_bytes
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [one for one in ARCHITECTURES if not one.metal_only],
+    ids=lambda one: one.module,
+)
+def test_computing_with_streamed_experts_takes_what_was_planned(
+    architecture: Architecture, tmp_path: Path
+) -> None:
+    """At MLX's own peak, with more experts needed than slots; the bound is no wild one."""
+    modes = [one for one in MODES if one.name in (architecture.modes or ("affine g32",))]
+    write(tmp_path / "model", architecture, modes[0])
+    checkpoint = read_checkpoint(tmp_path / "model")
+    sizes = measure(checkpoint, dtype="auto", on_gpu=False)
+    streaming = Streaming(slots=4, workers=4, clock=SystemClock(), on_progress=lambda: None)
+    loaded = load(checkpoint, device="cpu", dtype="auto", streaming=streaming)
+    _, taken = prefill(loaded, 256)
+    assert 0.2 * computing(sizes) < taken <= computing(sizes)
 
 
 def make_replica(state_dir: Path, **engine: Any) -> Replica:

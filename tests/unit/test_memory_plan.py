@@ -15,6 +15,7 @@ from headrace_replicas.engine.footprint import (
     ExpertLayerSize,
     HostMemory,
     ModelSizes,
+    WorkingSize,
 )
 from headrace_replicas.engine.memory_plan import Bandwidths, MemoryPlan, plan
 from headrace_replicas.engine.memory_refusal import shown_bytes
@@ -44,6 +45,7 @@ def model(
         layers=layers,
         top_k=top_k,
         cache=CacheSize(token_bytes=token_bytes),
+        working=WorkingSize(process_bytes=512 * MIB),
     )
 
 
@@ -83,15 +85,25 @@ def accepted(*arguments: Any, **more: Any) -> MemoryPlan | None:
 layers = st.lists(
     st.builds(layer, st.integers(1, 300), st.integers(1, 8 * MIB)), min_size=1, max_size=4
 )
+workings = st.builds(
+    WorkingSize,
+    process_bytes=st.integers(0, GIB),
+    token_bytes=st.integers(0, 4 * MIB),
+    context_bytes=st.integers(0, 65_536),
+    pair_bytes=st.integers(0, 512),
+    request_bytes=st.integers(0, 8 * MIB),
+)
 models = st.builds(
-    lambda found, resident, token, top_k, window, state: replace(
+    lambda found, resident, token, top_k, window, state, working: replace(
         model(*found, resident_bytes=resident, token_bytes=token, top_k=top_k),
         cache=CacheSize(
             token_bytes=token,
+            layer_token_bytes=token // 2,
             window_token_bytes=window,
             window_tokens=1536,
             request_bytes=state,
         ),
+        working=working,
     ),
     layers,
     st.integers(1, 4 * GIB),
@@ -99,6 +111,7 @@ models = st.builds(
     st.integers(1, 12),
     st.integers(0, 50_000),
     st.integers(0, 10 * MIB),
+    workings,
 )
 limits = st.integers(0, 32 * GIB)
 settings = st.one_of(
@@ -119,7 +132,7 @@ def test_a_plan_never_exceeds_the_limit(
     made = accepted(sizes, limit_bytes, slots, **request)
     if made is not None:
         assert made.total_bytes <= made.limit_bytes == limit_bytes
-        assert made.headroom_bytes >= GIB
+        assert made.headroom_bytes >= made.working_bytes + made.allocator_cache_bytes
         assert made.slot_bytes == sizes.slot_bytes(made.slots_per_layer)
         assert made.kv_tokens >= request["context_tokens"]
 
@@ -287,10 +300,10 @@ def test_a_long_context_takes_memory_from_the_experts_and_the_plan_says_so() -> 
     made = decide(limit_bytes=36 * GIB, context_tokens=262_144)
     assert made.reasons[0] == (
         "33 of 128 experts of each layer stay in memory: all would need 7.63 GiB more; "
-        "with model.context_tokens = 178851 all would fit"
+        "with model.context_tokens = 178688 all would fit"
     )
     assert made.reasons[1] == "fewer while other programs need the memory, but 8 at least"
-    assert not decide(limit_bytes=36 * GIB, context_tokens=178_851).streams
+    assert not decide(limit_bytes=36 * GIB, context_tokens=178_688).streams
 
 
 def test_the_page_cache_gives_way_before_a_model_is_refused() -> None:
@@ -367,7 +380,7 @@ def test_layers_of_different_size_take_what_they_have() -> None:
 def test_a_larger_allocator_cache_takes_more_headroom() -> None:
     """What MLX keeps is not free."""
     made = decide(allocator_cache_bytes=20 * GIB)
-    assert made.headroom_bytes == 20 * GIB + 512 * MIB
+    assert made.headroom_bytes == 20 * GIB + made.working_bytes == 20 * GIB + 512 * MIB
 
 
 def test_the_kv_cache_holds_a_whole_context_or_a_batch_of_usual_requests() -> None:
@@ -375,7 +388,36 @@ def test_the_kv_cache_holds_a_whole_context_or_a_batch_of_usual_requests() -> No
     assert decide(context_tokens=40_960).kv_tokens == 40_960
     assert decide(context_tokens=4096).kv_tokens == 16 * 2048
     assert decide(context_tokens=1000).kv_tokens == 16 * 1000
-    assert decide(context_tokens=1000, max_batch=1).kv_bytes == 1000 * 98_304
+
+
+def test_the_kv_cache_grows_by_whole_steps() -> None:
+    """mlx-lm's caches take 256 tokens more at a time, each request's for itself."""
+    assert decide(context_tokens=1024, max_batch=1).kv_bytes == 1024 * 98_304
+    assert decide(context_tokens=1000, max_batch=1).kv_bytes == 1024 * 98_304
+    assert decide(context_tokens=1000, max_batch=3).kv_bytes == 3 * 1024 * 98_304
+
+
+def test_what_computing_takes_is_part_of_the_headroom() -> None:
+    """The process, a chunk of a prompt with its scores, the logits of a batch, a copied layer."""
+    working = WorkingSize(
+        process_bytes=100, token_bytes=1000, context_bytes=7, pair_bytes=3, request_bytes=50
+    )
+    sizes = replace(
+        DENSE, working=working, cache=CacheSize(token_bytes=98_304, layer_token_bytes=2048)
+    )
+    made = decide(sizes, context_tokens=4096, max_batch=2, prefill_chunk_tokens=256)
+    step = 100 + 256 * (1000 + 4096 * 3) + 4096 * 7 + 2 * 50
+    assert made.working_bytes == step + 2 * 4096 * 2048
+    assert made.headroom_bytes == 64 * GIB // 10
+    small = decide(sizes, 6 * GIB, context_tokens=4096, max_batch=2, allocator_cache_bytes=GIB)
+    assert small.headroom_bytes == small.working_bytes + GIB > 6 * GIB // 10
+
+
+def test_a_decode_step_is_the_larger_one_where_chunks_are_small() -> None:
+    """One token for each request; and no chunk is longer than the context."""
+    sizes = replace(DENSE, working=WorkingSize(token_bytes=MIB))
+    assert decide(sizes, prefill_chunk_tokens=4, max_batch=16).working_bytes == 16 * MIB
+    assert decide(sizes, context_tokens=100, max_batch=1).working_bytes == 100 * MIB
 
 
 def test_windows_and_states_count_for_each_request() -> None:

@@ -22,6 +22,7 @@ TYPED = {"content-type": "application/json"}
 OPEN = ("/livez", "/readyz", "/openapi.json", "/docs")
 CLOSED = ("/v1/models", "/v1/models/headrace-demo", "/fleet/v1/replicas", "/fleet/v1/incidents")
 FRESH_ID = r"[0-9a-f]{32}"
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 
 
 def post(
@@ -50,6 +51,7 @@ BAD_BODIES: list[tuple[str, object, str | None]] = [
     (CHAT, {"messages": ["hi"]}, "messages[0]"),
     (CHAT, {"messages": [{"role": "robot", "content": "hi"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
     (CHAT, {**ASKED, "max_tokens": 0}, "max_tokens"),
     (CHAT, {**ASKED, "temperature": "1"}, "temperature"),
     (CHAT, {**ASKED, "stop": ["a", ""]}, "stop[1]"),

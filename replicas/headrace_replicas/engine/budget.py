@@ -57,6 +57,7 @@ def draw_up(
         context_tokens=min(own, context_tokens or own),
         max_batch=engine.max_batch,
         allocator_cache_bytes=engine.cache_limit_bytes,
+        prefill_chunk_tokens=engine.prefill_chunk_tokens,
         bandwidths=bandwidths,
     )
     return Budget(sizes=sizes, host=memory, plan=decided)

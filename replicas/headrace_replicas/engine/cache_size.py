@@ -21,12 +21,14 @@ _LAYERS: Final = (
     "n_layer",
     "num_transformer_layers",
 )
-_HIDDEN: Final = ("hidden_size", "model_dim", "d_model", "n_embd", "hidden_dim", "dim")
-_HEADS: Final = ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_query_heads")
-_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", *_HEADS)
+HIDDEN_KEYS: Final = ("hidden_size", "model_dim", "d_model", "n_embd", "hidden_dim", "dim")
+"""How model families spell the width of the hidden state."""
+HEADS_KEYS: Final = ("num_attention_heads", "n_heads", "n_head", "num_heads", "num_query_heads")
+"""How they spell the number of attention heads."""
+_KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", *HEADS_KEYS)
 
-# Model classes that cache whole keys and values although their attention is latent.
-_UNCOMPRESSED: Final = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
+UNCOMPRESSED: Final = frozenset({"deepseek_v2", "minicpm3", "youtu_llm"})
+"""Model classes that cache whole keys and values although their attention is latent."""
 # Two attentions in each layer.
 _DOUBLE: Final = frozenset({"longcat_flash", "longcat_flash_ngram"})
 # Model files whose class keeps no more than the window that the config speaks of. Others have a
@@ -64,7 +66,7 @@ _STATE_BYTES: Final = 4  # kept in float32
 
 
 @dataclass(frozen=True, slots=True)
-class _TextConfig:
+class TextConfig:
     """The config of the text model.
 
     Attributes:
@@ -105,17 +107,19 @@ def cache_size(config: JsonObject, *, number_bytes: int) -> CacheSize:
         config: config.json.
         number_bytes: Bytes of one number in the type that the engine computes in.
     """
-    text = _text_config(config)
+    text = text_config(config)
     if isinstance(text.numbers.get("compress_ratios"), list):
         return _compressed(text, number_bytes)
-    hidden = text.first(*_HIDDEN) or 0
+    hidden = text.first(*HIDDEN_KEYS) or 0
     kinds = _layer_kinds(text)
     window = text.first(*_WINDOW_KEYS) or 0
     if not window:
         kinds = [_Kind.FULL if kind is _Kind.WINDOW else kind for kind in kinds]
     caches = 2 if text.types & _DOUBLE else text.first("num_loops") or 1
+    layer_bytes = _full_width(text, hidden) * number_bytes
     return CacheSize(
-        token_bytes=kinds.count(_Kind.FULL) * caches * _full_width(text, hidden) * number_bytes,
+        token_bytes=kinds.count(_Kind.FULL) * caches * layer_bytes,
+        layer_token_bytes=layer_bytes if _Kind.FULL in kinds else 0,
         window_token_bytes=kinds.count(_Kind.WINDOW) * _window_width(text, hidden) * number_bytes,
         window_tokens=window + _CHUNK_TOKENS,
         request_bytes=_recurrent_layers(text, kinds) * hidden * _STATE_PER_CHANNEL * _STATE_BYTES,
@@ -124,21 +128,22 @@ def cache_size(config: JsonObject, *, number_bytes: int) -> CacheSize:
 
 def layer_count(config: JsonObject) -> int | None:
     """How many layers mlx-lm builds, or None when the config does not say."""
-    return _layer_count(_text_config(config))
+    return _layer_count(text_config(config))
 
 
-def _layer_count(text: _TextConfig) -> int | None:
+def _layer_count(text: TextConfig) -> int | None:
     pattern = text.numbers.get("hybrid_override_pattern")
     return len(pattern) if isinstance(pattern, list | str) else text.first(*_LAYERS)
 
 
-def _text_config(config: JsonObject) -> _TextConfig:
+def text_config(config: JsonObject) -> TextConfig:
+    """What a config says of the text model."""
     numbers = nested_object(config, "text_config") or config
     types = (config.get("model_type"), numbers.get("model_type"))
-    return _TextConfig(numbers, frozenset(str(name) for name in types if name is not None))
+    return TextConfig(numbers, frozenset(str(name) for name in types if name is not None))
 
 
-def _compressed(text: _TextConfig, number_bytes: int) -> CacheSize:
+def _compressed(text: TextConfig, number_bytes: int) -> CacheSize:
     """DeepSeek V4.1: a window in each layer, and some layers keep one row for several tokens."""
     ratios, sources = text.numbers.get("compress_ratios"), text.numbers.get("kv_source_layer_ids")
     layers = text.first(*_LAYERS) or 0
@@ -151,45 +156,46 @@ def _compressed(text: _TextConfig, number_bytes: int) -> CacheSize:
     ]
     return CacheSize(
         token_bytes=sum(kept) * number_bytes,
+        layer_token_bytes=max(kept, default=0) * number_bytes,
         window_token_bytes=layers * head * number_bytes,
         window_tokens=(text.first(*_WINDOW_KEYS) or 0) + _CHUNK_TOKENS,
     )
 
 
-def _recurrent_layers(text: _TextConfig, kinds: Sequence[_Kind]) -> int:
+def _recurrent_layers(text: TextConfig, kinds: Sequence[_Kind]) -> int:
     """Layers with a state of constant size, also such that attend beside it."""
     if _Kind.STATE not in kinds and any(key.startswith(("mamba_", "ssm_")) for key in text.numbers):
         return len(kinds)
     return kinds.count(_Kind.STATE)
 
 
-def _full_width(text: _TextConfig, hidden: int) -> int:
+def _full_width(text: TextConfig, hidden: int) -> int:
     """Numbers that a layer with full attention keeps of a token."""
     index = 2 * (text.first("index_head_dim") or 0)  # mlx-lm keeps zeros beside the keys
     latent = text.first("kv_lora_rank")
     rope = text.first("qk_rope_head_dim") or 64
-    if latent and not text.types & _UNCOMPRESSED:
+    if latent and not text.types & UNCOMPRESSED:
         return latent + rope + index
     if latent:
-        heads = text.first(*_HEADS) or 0
+        heads = text.first(*HEADS_KEYS) or 0
         value = text.first("v_head_dim") or 128
         return heads * ((text.first("qk_nope_head_dim") or 128) + rope + value)
     if text.numbers.get("attention_k_eq_v") is True:
         global_heads = text.first("num_global_key_value_heads", *_KV_HEADS)
         return 2 * (global_heads or 0) * (text.first("global_head_dim", "head_dim") or 512)
-    head = max(_head(text, hidden), text.first("global_head_dim") or 0)
+    head = max(head_width(text, hidden), text.first("global_head_dim") or 0)
     return _plain_width(text, hidden, _KV_HEADS, head, "v_head_dim") + index
 
 
-def _window_width(text: _TextConfig, hidden: int) -> int:
+def _window_width(text: TextConfig, hidden: int) -> int:
     """Numbers that a layer with attention over a window keeps of a token."""
-    head = text.first("swa_head_dim") or _head(text, hidden)
+    head = text.first("swa_head_dim") or head_width(text, hidden)
     keys = ("swa_num_key_value_heads", *_KV_HEADS)
     return _plain_width(text, hidden, keys, head, "swa_v_head_dim")
 
 
 def _plain_width(
-    text: _TextConfig, hidden: int, heads_keys: Sequence[str], head: int, value_key: str
+    text: TextConfig, hidden: int, heads_keys: Sequence[str], head: int, value_key: str
 ) -> int:
     heads = text.first(*heads_keys)
     if heads is None:
@@ -197,15 +203,16 @@ def _plain_width(
     return heads * (head + (text.first(value_key) or head))
 
 
-def _head(text: _TextConfig, hidden: int) -> int:
+def head_width(text: TextConfig, hidden: int) -> int:
+    """Numbers of one attention head, in the layers that attend to everything."""
     stated = text.first("head_dim")
-    return stated or -(-hidden // (text.first(*_HEADS) or 1))
+    return stated or -(-hidden // (text.first(*HEADS_KEYS) or 1))
 
 
-def _layer_kinds(text: _TextConfig) -> list[_Kind]:
+def _layer_kinds(text: TextConfig) -> list[_Kind]:
     """One kind for each layer, in the ways in which configs say it."""
     layers = _layer_count(text) or 0
-    if text.first(*_HEADS) is None and text.numbers.get("head_dim") is None:
+    if text.first(*HEADS_KEYS) is None and text.numbers.get("head_dim") is None:
         return [_Kind.STATE] * layers  # no attention at all
     kinds = (_listed(text) or _periodic(text, layers))[:layers]
     kinds += [_Kind.FULL] * (layers - len(kinds))
@@ -214,7 +221,7 @@ def _layer_kinds(text: _TextConfig) -> list[_Kind]:
     return kinds
 
 
-def _listed(text: _TextConfig) -> list[_Kind]:
+def _listed(text: TextConfig) -> list[_Kind]:
     """Kinds that the config lists layer by layer."""
     for key in ("layer_types", "layers_block_type", "hybrid_override_pattern"):
         names = text.numbers.get(key)
@@ -247,7 +254,7 @@ def _kind_of(name: str) -> _Kind:
             return _Kind.STATE
 
 
-def _periodic(text: _TextConfig, layers: int) -> list[_Kind]:
+def _periodic(text: TextConfig, layers: int) -> list[_Kind]:
     """Kinds that the config tells by a period."""
     if period := text.first("attn_layer_period"):
         return _every(layers, period, text.first("attn_layer_offset") or 0, _Kind.STATE)

@@ -18,15 +18,15 @@ PressureLevel = Literal["normal", "warn", "critical"]
 _USUAL_REQUEST_TOKENS: Final = 2048
 # mlx-lm's caches grow by this many tokens.
 _CACHE_STEP_TOKENS: Final = 256
-# A tenth of the limit stays free: what is computed between the layers (activations of a prefill
-# chunk, logits), the copy of a layer's KV cache while it grows, other processes that grow.
+# A tenth of the limit stays free, or more where computing takes more: other processes grow too.
 _HEADROOM_PARTS: Final = 10
 # While experts stream another tenth is left to the page cache. Experts that fell out of their slots
 # are read from there at memory speed, and public engines found that the largest cache that fits
 # is slower than a smaller one, because it takes the page cache away.
 _STREAMING_PARTS: Final = 5
-# The headroom's floor, beside what MLX's allocator keeps: activations of a small model, and Python.
-_WORKING_BYTES: Final = 512 * 1024 * 1024
+# A layer's cache is copied when it grows and when a request joins the batch; one copy was measured,
+# and MLX may be a layer ahead.
+_CACHE_COPIES: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +52,14 @@ class CacheSize:
 
     Attributes:
         token_bytes: For each token, in all layers that attend to everything.
+        layer_token_bytes: The part of it that one layer keeps.
         window_token_bytes: For each token, in all layers that attend to a window.
         window_tokens: What such a layer keeps of a request at most.
         request_bytes: For each request, whatever its length: the state of recurrent layers.
     """
 
     token_bytes: int
+    layer_token_bytes: int = 0
     window_token_bytes: int = 0
     window_tokens: int = 0
     request_bytes: int = 0
@@ -79,6 +81,40 @@ class CacheSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkingSize:
+    """What computing takes beside weights and KV cache, at most.
+
+    Attributes:
+        process_bytes: The process itself, before it has loaded anything.
+        token_bytes: For each token that is computed at a time: what a layer makes of it.
+        context_bytes: For each token of the context, where attention unfolds what it has cached.
+        pair_bytes: For each token that is computed and each of its context: attention scores.
+        request_bytes: For each request that decodes: logits, and what sampling makes of them.
+    """
+
+    process_bytes: int = 0
+    token_bytes: int = 0
+    context_bytes: int = 0
+    pair_bytes: int = 0
+    request_bytes: int = 0
+
+    def bytes_for(self, *, tokens: int, requests: int, context_tokens: int) -> int:
+        """An upper bound for one step.
+
+        Args:
+            tokens: Computed at a time: of a prompt, or one for each request.
+            requests: How many decode together.
+            context_tokens: Of one request at most.
+        """
+        return (
+            self.process_bytes
+            + tokens * (self.token_bytes + context_tokens * self.pair_bytes)
+            + context_tokens * self.context_bytes
+            + requests * self.request_bytes
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
     """What one checkpoint takes.
 
@@ -91,6 +127,7 @@ class ModelSizes:
         layers: The expert layers.
         top_k: Experts of a layer that one token uses.
         cache: The KV cache.
+        working: What computing takes.
     """
 
     file_bytes: int
@@ -100,6 +137,7 @@ class ModelSizes:
     layers: tuple[ExpertLayerSize, ...]
     top_k: int
     cache: CacheSize
+    working: WorkingSize = WorkingSize()
 
     @property
     def experts(self) -> int:
@@ -183,6 +221,7 @@ class Demand:
         context_tokens: Prompt and answer of one request, at most.
         max_batch: Requests that decode together.
         allocator_cache_bytes: Freed memory that MLX's allocator keeps.
+        prefill_chunk_tokens: Of a prompt, computed at a time.
     """
 
     sizes: ModelSizes
@@ -190,6 +229,7 @@ class Demand:
     context_tokens: int
     max_batch: int
     allocator_cache_bytes: int
+    prefill_chunk_tokens: int = 512
 
     @property
     def kv_tokens(self) -> int:
@@ -203,14 +243,27 @@ class Demand:
 
     @property
     def kv_bytes(self) -> int:
-        """The KV cache."""
+        """The KV cache; a request's part grows by whole steps."""
+        requests = self.max_batch * _whole_steps(self.usual_tokens)
         return self.sizes.cache.bytes_for(
-            tokens=self.kv_tokens, requests=self.max_batch, context_tokens=self.context_tokens
+            tokens=max(_whole_steps(self.context_tokens), requests),
+            requests=self.max_batch,
+            context_tokens=self.context_tokens,
         )
 
     @property
+    def working_bytes(self) -> int:
+        """What computing takes at most: the process, a step, and a layer's cache as it grows."""
+        step_bytes = self.sizes.working.bytes_for(
+            tokens=max(min(self.prefill_chunk_tokens, self.context_tokens), self.max_batch),
+            requests=self.max_batch,
+            context_tokens=self.context_tokens,
+        )
+        return step_bytes + _CACHE_COPIES * self.kv_tokens * self.sizes.cache.layer_token_bytes
+
+    @property
     def headroom_bytes(self) -> int:
-        """What stays free."""
+        """What computing takes, and what stays free."""
         return max(self.host.limit_bytes // _HEADROOM_PARTS, self._headroom_floor_bytes)
 
     @property
@@ -242,4 +295,8 @@ class Demand:
 
     @property
     def _headroom_floor_bytes(self) -> int:
-        return self.allocator_cache_bytes + _WORKING_BYTES
+        return self.allocator_cache_bytes + self.working_bytes
+
+
+def _whole_steps(tokens: int) -> int:
+    return -(-tokens // _CACHE_STEP_TOKENS) * _CACHE_STEP_TOKENS

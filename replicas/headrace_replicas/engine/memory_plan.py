@@ -48,7 +48,11 @@ class MemoryPlan:
         kv_bytes: KV cache.
         kv_tokens: The tokens that it is for: requests that decode together times the longest of
             them, because a batch pads its rows to that.
-        headroom_bytes: Kept free.
+        headroom_bytes: Kept free, or taken for a while by the two that follow and by whatever else
+            grows on the host.
+        working_bytes: What computing takes at most: Python, a chunk of a prompt on its way through
+            the layers with its attention scores, logits, a layer's cache while it is copied.
+        allocator_cache_bytes: Freed memory that MLX's allocator keeps.
         page_cache_bytes: Left to the page cache on top, while experts stream by `auto`.
         limit_bytes: What the host gives.
         expected_hit_ratio: Share of expert uses that find their expert in memory: as measured, or
@@ -66,6 +70,8 @@ class MemoryPlan:
     kv_bytes: int
     kv_tokens: int
     headroom_bytes: int
+    working_bytes: int
+    allocator_cache_bytes: int
     page_cache_bytes: int
     limit_bytes: int
     expected_hit_ratio: float | None
@@ -91,6 +97,7 @@ def plan(
     context_tokens: int,
     max_batch: int,
     allocator_cache_bytes: int = 512 * 1024 * 1024,
+    prefill_chunk_tokens: int = 512,
     bandwidths: Bandwidths | None = None,
     hit_ratio: float | None = None,
 ) -> MemoryPlan:
@@ -103,6 +110,7 @@ def plan(
         context_tokens: Prompt and answer of one request, at most.
         max_batch: Requests that decode together.
         allocator_cache_bytes: Freed memory that MLX's allocator keeps.
+        prefill_chunk_tokens: Of a prompt, computed at a time.
         bandwidths: For the bound on tokens a second, if known.
         hit_ratio: Measured with these slots, if it was.
 
@@ -116,6 +124,7 @@ def plan(
         context_tokens=context_tokens,
         max_batch=max_batch,
         allocator_cache_bytes=allocator_cache_bytes,
+        prefill_chunk_tokens=prefill_chunk_tokens,
     )
     slots = _choose_slots(demand, slots_setting)
     leaves_page_cache = slots_setting == AUTO and slots < sizes.experts
@@ -128,6 +137,8 @@ def plan(
         kv_bytes=demand.kv_bytes,
         kv_tokens=demand.kv_tokens,
         headroom_bytes=demand.headroom_bytes,
+        working_bytes=demand.working_bytes,
+        allocator_cache_bytes=allocator_cache_bytes,
         page_cache_bytes=demand.page_cache_bytes if leaves_page_cache else 0,
         limit_bytes=host.limit_bytes,
         expected_hit_ratio=expected,
@@ -210,8 +221,18 @@ def _reasons(demand: Demand, slots: int, setting: str) -> tuple[str, ...]:
         f"KV cache for {demand.kv_tokens} tokens: one request of {demand.context_tokens} "
         f"(model.context_tokens), or {demand.max_batch} of {demand.usual_tokens} (engine.max_batch)"
     )
+    computing = (
+        f"of the headroom computing takes {shown_bytes(demand.working_bytes)} at most, with "
+        f"{demand.prefill_chunk_tokens} tokens of a prompt at a time (engine.prefill_chunk_tokens)"
+    )
     limit = f"the limit is {shown_bytes(demand.host.limit_bytes)}: {demand.host.source}"
-    return (_why_slots(demand, slots, setting), *_fewer(demand, slots), kv_cache, limit)
+    return (
+        _why_slots(demand, slots, setting),
+        *_fewer(demand, slots),
+        kv_cache,
+        computing,
+        limit,
+    )
 
 
 def _fewer(demand: Demand, slots: int) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ numbers, scales and biases of packed weights among them, follow the type.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Final, Literal
 
 from headrace_replicas.engine.architecture import EXPERT_COUNT_KEYS
@@ -20,6 +21,7 @@ from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.footprint import ExpertLayerSize, ModelSizes
 from headrace_replicas.engine.json_files import JsonObject, nested_object, whole_number
 from headrace_replicas.engine.safetensors_header import DTYPE_BYTES, TensorEntry, read_header
+from headrace_replicas.engine.working_size import Widths, working_size
 
 Tensors = Mapping[str, TensorEntry]
 
@@ -49,6 +51,7 @@ _TOWERS: Final = frozenset(
         "vision",
         "vision_adapter",
         "vision_embed_tokens",
+        "vision_embedder",
         "vision_model",
         "vision_projection",
         "vision_tower",
@@ -78,6 +81,7 @@ class _Experts:
     experts: int = 0
     file_bytes: int = 0
     memory_bytes: int = 0
+    width: int = 0
 
 
 def measure(checkpoint: Checkpoint, *, dtype: ComputeType, on_gpu: bool) -> ModelSizes:
@@ -96,16 +100,20 @@ def measure(checkpoint: Checkpoint, *, dtype: ComputeType, on_gpu: bool) -> Mode
         for shard in checkpoint.shards
         for name, entry in read_header(shard).tensors.items()
     }
-    return measure_tensors(checkpoint.config, tensors, float_bytes=_float_bytes(dtype, on_gpu))
+    float_bytes = _float_bytes(dtype, on_gpu)
+    return measure_tensors(checkpoint.config, tensors, float_bytes=float_bytes, on_gpu=on_gpu)
 
 
-def measure_tensors(config: JsonObject, tensors: Tensors, *, float_bytes: int | None) -> ModelSizes:
+def measure_tensors(
+    config: JsonObject, tensors: Tensors, *, float_bytes: int | None, on_gpu: bool = False
+) -> ModelSizes:
     """What a model takes.
 
     Args:
         config: config.json.
         tensors: All tensors of all shards.
         float_bytes: Bytes of a real number in memory; None keeps each as shipped.
+        on_gpu: Whether the engine computes on a GPU.
     """
     used = {name: entry for name, entry in tensors.items() if not _is_dropped(name, config)}
     layers: dict[str, _Experts] = {}
@@ -120,18 +128,29 @@ def measure_tensors(config: JsonObject, tensors: Tensors, *, float_bytes: int | 
             size.experts = max(size.experts, experts)
             size.file_bytes += entry.size_bytes
             size.memory_bytes += memory_bytes
+            size.width += _expert_width(name, entry)
             continue
         resident_bytes += memory_bytes
         if has_head and _EMBEDDINGS & set(name.split(".")):
             lookup_bytes += memory_bytes
+    number_bytes = float_bytes or _usual_float_bytes(used)
+    top_k = _number(config, TOP_K_KEYS) or max((s.experts for s in layers.values()), default=0)
     return ModelSizes(
         file_bytes=_total_bytes(tensors.values()),
         unused_bytes=_total_bytes(tensors.values()) - _total_bytes(used.values()),
         resident_bytes=resident_bytes,
         lookup_bytes=lookup_bytes,
         layers=tuple(_layer_size(path, size) for path, size in layers.items()),
-        top_k=_number(config, TOP_K_KEYS) or max((s.experts for s in layers.values()), default=0),
-        cache=cache_size(config, number_bytes=float_bytes or _usual_float_bytes(used)),
+        top_k=top_k,
+        cache=cache_size(config, number_bytes=number_bytes),
+        working=working_size(
+            config,
+            _widths(used, config, max((size.width for size in layers.values()), default=0)),
+            top_k=top_k,
+            sinks=any("sink" in name for name in used),
+            number_bytes=number_bytes,
+            on_gpu=on_gpu,
+        ),
     )
 
 
@@ -176,6 +195,35 @@ def _expert_part(name: str, entry: TensorEntry, config: JsonObject) -> tuple[str
     if match is None or not _counts_experts(entry.shape, config):
         return None
     return match["layer"], entry.shape[0]
+
+
+def _expert_width(name: str, entry: TensorEntry) -> int:
+    """Numbers that a tensor of experts gives for a token, if it is a matrix; counted once."""
+    if not _is_matrix(name, entry):
+        return 0
+    if single := _SINGLE_EXPERT.match(name):
+        return entry.shape[0] if single["expert"] == "0" else 0
+    return entry.shape[1] if len(entry.shape) >= 3 else 0
+
+
+def _widths(used: Tensors, config: JsonObject, expert: int) -> Widths:
+    """What the matrices outside the experts give for a token, and one expert's."""
+    in_layer: dict[str, int] = {}
+    outside = 0
+    for name, entry in used.items():
+        if not _is_matrix(name, entry) or _expert_part(name, entry, config):
+            continue
+        width = prod(entry.shape[:-1])
+        if number := _LAYER_NUMBER.search(name):
+            in_layer[number[1]] = in_layer.get(number[1], 0) + width
+        else:
+            outside = max(outside, width)
+    return Widths(layer=max(in_layer.values(), default=0), expert=expert, vocabulary=outside)
+
+
+def _is_matrix(name: str, entry: TensorEntry) -> bool:
+    last = name.rpartition(".")[2]
+    return len(entry.shape) >= 2 and "scale" not in last and "bias" not in last
 
 
 def _counts_experts(shape: tuple[int, ...], config: JsonObject) -> bool:

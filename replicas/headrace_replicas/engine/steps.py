@@ -23,6 +23,7 @@ from headrace_replicas.contract.errors import (
 )
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.contract.settings import EngineSettings
+from headrace_replicas.engine.allocators import bound_freed_memory
 from headrace_replicas.engine.backend import mx
 from headrace_replicas.engine.experts.resizing import SlotKeeper
 from headrace_replicas.engine.experts.schedule import Schedule, measured, with_schedule
@@ -206,6 +207,8 @@ class Engine:
 
     def _run(self) -> None:
         try:
+            # Before the load: what it frees on its way would be kept too.
+            bound_freed_memory(self._settings.cache_limit_bytes)
             loaded = self._load()
             if self._keep_slots is not None:
                 self._keeper = self._keep_slots(loaded)
@@ -228,7 +231,6 @@ class Engine:
 
     def _new_generator(self, loaded: LoadedModel) -> SteadyBatchGenerator:
         require_batching(loaded.model, loaded.checkpoint.model_type)
-        mx.set_cache_limit(self._settings.cache_limit_bytes)
         return SteadyBatchGenerator(
             self._model_to_run(loaded),
             max_batch=self._settings.max_batch,

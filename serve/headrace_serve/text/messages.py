@@ -87,7 +87,9 @@ def _part(part: object, path: str) -> str:
     kind = part["type"]
     if kind not in _TEXT_PARTS:
         raise InvalidRequestError(
-            f"{path} is of type {kind!r}, and this model reads text only. Send text parts.", path
+            f"{path} is of type {kind!r}, and only text is read here, also where the model's "
+            "checkpoint holds more. Send text parts.",
+            path,
         )
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):

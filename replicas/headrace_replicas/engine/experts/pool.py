@@ -15,8 +15,9 @@ from headrace_replicas.engine.experts.store import TensorSource
 class TensorPool:
     """One tensor of an expert layer, for as many experts as there are slots.
 
-    Bytes are read straight into the array's own buffer. Only where the engine computes in another
-    type than the file's (scales in float32 on a CPU) they are read beside it and converted.
+    Bytes are read straight into the array's own buffer. Where the engine computes in another type
+    than the file's (scales in float32 on a CPU) they are read into the end of their slot and
+    converted there; only where that type is narrower, so that they do not fit, beside it.
 
     Args:
         source: Where the experts' bytes lie.
@@ -37,7 +38,7 @@ class TensorPool:
         self._converts = self._file_dtype != dtype
         self._allocate(shape, dtype, slots)
         self._slot_bytes = self.array.nbytes // slots
-        self._staged: dict[int, bytearray] = {}
+        self._unconverted: dict[int, memoryview] = {}
         self._user: tuple[Any, str] | None = None
 
     def _allocate(self, shape: tuple[int, ...], dtype: mx.Dtype, slots: int) -> None:
@@ -82,7 +83,7 @@ class TensorPool:
         """
         old, size = self._bytes, self._slot_bytes
         # What a failed read has left behind belongs to a slot that may be another's now.
-        self._staged.clear()
+        self._unconverted.clear()
         self._allocate(self.array.shape[1:], self.array.dtype, slots)
         for new, was in enumerate(kept):
             self._bytes[new * size : (new + 1) * size] = old[was * size : (was + 1) * size]
@@ -92,27 +93,35 @@ class TensorPool:
     def job(self, expert: int, slot: int) -> ReadJob:
         """What has to be read to bring an expert into a slot."""
         file, offset = self._source.places[expert]
-        if not self._converts:
-            begin = slot * self._slot_bytes
-            return ReadJob(file, offset, self._bytes[begin : begin + self._slot_bytes])
-        staged = self._staged[slot] = bytearray(self._source.expert_bytes)
-        return ReadJob(file, offset, memoryview(staged))
+        target = self._slot(slot)
+        if self._converts:
+            fits = self._source.expert_bytes <= self._slot_bytes
+            room = target if fits else memoryview(bytearray(self._source.expert_bytes))
+            target = self._unconverted[slot] = room[-self._source.expert_bytes :]
+        return ReadJob(file, offset, target)
 
     def finish(self) -> None:
-        """Convert what was read beside the pool; nothing, in the common case."""
-        for slot, staged in self._staged.items():
-            begin = slot * self._slot_bytes
-            converted = _converted(staged, self._file_dtype, self.array.dtype)
-            self._bytes[begin : begin + self._slot_bytes] = converted.tobytes()
-        self._staged.clear()
+        """Convert what came in another type; nothing, in the common case."""
+        for slot, raw in self._unconverted.items():
+            converted = _converted(raw, self._file_dtype, self.array.dtype)
+            self._slot(slot)[:] = converted.data.cast("B")
+        self._unconverted.clear()
+
+    def _slot(self, slot: int) -> memoryview:
+        return self._bytes[slot * self._slot_bytes : (slot + 1) * self._slot_bytes]
 
 
-def _converted(raw: bytearray, source: mx.Dtype, target: mx.Dtype) -> NDArray[Any]:
-    """Elements of one type as another, rounded as MLX rounds; as bytes that numpy can hold."""
+def _converted(raw: bytearray | memoryview, source: mx.Dtype, target: mx.Dtype) -> NDArray[Any]:
+    """Elements of one type as another, rounded as MLX rounds; as bytes that numpy can hold.
+
+    The result shares no memory with `raw`.
+    """
     if source == mx.bfloat16 and target == mx.float32:
         # bfloat16 is the upper half of float32, and this is the load path of every CPU engine.
         halves = np.frombuffer(raw, dtype=np.uint16)
-        return halves.astype(np.uint32) << 16
+        words = halves.astype(np.uint32)
+        words <<= 16
+        return words
     if source == mx.float16 and target == mx.float32:
         return np.frombuffer(raw, dtype=np.float16).astype(np.float32)
     held = mx.array(np.frombuffer(raw, dtype=f"u{source.size}")).view(source)
