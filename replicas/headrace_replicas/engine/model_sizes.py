@@ -130,9 +130,14 @@ def measure_tensors(config: JsonObject, tensors: Tensors, *, float_bytes: int | 
         resident_bytes=resident_bytes,
         lookup_bytes=lookup_bytes,
         layers=tuple(_layer_size(path, size) for path, size in layers.items()),
-        top_k=_number(config, TOP_K_KEYS) or max((s.experts for s in layers.values()), default=0),
+        top_k=experts_per_token(config) or max((s.experts for s in layers.values()), default=0),
         cache=cache_size(config, number_bytes=float_bytes or _usual_float_bytes(used)),
     )
+
+
+def experts_per_token(config: JsonObject) -> int | None:
+    """Experts of a layer that one token uses, or None when the config does not say."""
+    return _number(config, TOP_K_KEYS)
 
 
 def _float_bytes(dtype: ComputeType, on_gpu: bool) -> int | None:
