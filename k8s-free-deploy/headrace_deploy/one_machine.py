@@ -113,13 +113,19 @@ def exposure_warning(settings: Settings) -> str:
 
 def with_absolute_paths(settings: Settings) -> Settings:
     """Local folders by their full path: replicas have another working directory."""
-    model, ray = settings.model, settings.ray
-    folder = Path(model.path).expanduser()
-    if model.path != "demo" and folder.is_dir():
-        model = model.model_copy(update={"path": str(folder.absolute())})
+    model, engine, ray = settings.model, settings.engine, settings.ray
+    model = model.model_copy(update={"path": _absolute(model.path)})
+    if engine.draft_model is not None:
+        engine = engine.model_copy(update={"draft_model": _absolute(engine.draft_model)})
     if ray.temp_dir is not None:
         ray = ray.model_copy(update={"temp_dir": ray.temp_dir.expanduser().absolute()})
-    return settings.model_copy(update={"model": model, "ray": ray})
+    return settings.model_copy(update={"model": model, "engine": engine, "ray": ray})
+
+
+def _absolute(path: str) -> str:
+    """A model's folder by its full path; other names of models as they are."""
+    folder = Path(path).expanduser()
+    return str(folder.absolute()) if path != "demo" and folder.is_dir() else path
 
 
 def read_and_plan(settings: Settings) -> "tuple[Checkpoint, Budget]":
@@ -135,13 +141,16 @@ def read_and_plan(settings: Settings) -> "tuple[Checkpoint, Budget]":
         read_checkpoint,
         resolve,
     )
+    from headrace_replicas.engine.draft_checkpoint import read_draft  # noqa: PLC0415 - see above
 
     checkpoint = read_checkpoint(resolve(settings.model.path, settings.model.revision))
+    draft_model = settings.engine.draft_model
     budget = draw_up(
         checkpoint,
         settings.engine,
         context_tokens=settings.model.context_tokens,
         on_gpu=uses_gpu(settings.engine.device),
+        draft=read_draft(draft_model, checkpoint) if draft_model else None,
     )
     return checkpoint, budget
 
@@ -187,6 +196,8 @@ def in_one_line(plan: MemoryPlan) -> str:
     if plan.experts_per_layer:
         share = f"{plan.slots_per_layer} of {plan.experts_per_layer} experts"
         parts.append(f"slots {shown_bytes(plan.slot_bytes)} ({share})")
+    if plan.draft_bytes:
+        parts.append(f"draft model {shown_bytes(plan.draft_bytes)}")
     parts += [f"KV cache {shown_bytes(plan.kv_bytes)}", f"limit {shown_bytes(plan.limit_bytes)}"]
     return ", ".join(parts)
 

@@ -203,6 +203,8 @@ def _rows(sizes: ModelSizes, decided: MemoryPlan, measured: Measured | None) -> 
     rows = {"resident weights": shown_bytes(decided.resident_bytes)}
     if sizes.layers:
         rows["experts in slots"] = shown_bytes(decided.slot_bytes)
+    if decided.draft_bytes:
+        rows["draft model"] = shown_bytes(decided.draft_bytes)
     rows |= {
         "KV cache": f"{shown_bytes(decided.kv_bytes)} ({decided.kv_tokens} tokens)",
         "headroom": shown_bytes(decided.headroom_bytes),

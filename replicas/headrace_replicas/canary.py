@@ -43,7 +43,8 @@ def canary_request(
 ) -> GenerateRequest:
     """The request that a canary sends to its own engine.
 
-    It has no stop ids: an answer that ended at once would prove nothing.
+    It has no stop ids: an answer that ended at once would prove nothing. It wants the bits of
+    single decode steps, so that drafts, which come and go, cannot change its answer on any device.
     """
     return GenerateRequest(
         request_id=request_id,
@@ -56,6 +57,7 @@ def canary_request(
         model="canary",
         fingerprint=identity.fingerprint,
         is_probe=True,
+        resume_mode="exact",
     )
 
 

@@ -6,6 +6,8 @@ import os
 import queue
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -33,6 +35,7 @@ from headrace_replicas.contract.settings import Settings
 from headrace_replicas.device_claim import DeviceClaim
 from headrace_replicas.engine.budget import Budget, draw_up
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint, resolve
+from headrace_replicas.engine.draft_checkpoint import read_draft
 from headrace_replicas.engine.experts.pack_index import state_folder
 from headrace_replicas.engine.experts.read_health import ReadReport
 from headrace_replicas.engine.experts.resizing import SlotKeeper, SlotsReport, limits_of
@@ -113,11 +116,14 @@ class Replica:
             resolve(self._settings.model.path, self._settings.model.revision)
         )
         engine = self._settings.engine
-        self._budget = self._planned(checkpoint)
+        draft = read_draft(engine.draft_model, checkpoint) if engine.draft_model else None
+        self._budget = self._planned(checkpoint, draft)
         streaming = self._streaming(checkpoint, self._budget.plan)
-        return load(checkpoint, device=engine.device, dtype=engine.dtype, streaming=streaming)
+        load_here = partial(load, device=engine.device, dtype=engine.dtype)
+        loaded = load_here(checkpoint, streaming=streaming)
+        return loaded if draft is None else replace(loaded, draft=load_here(draft))
 
-    def _planned(self, checkpoint: Checkpoint) -> Budget:
+    def _planned(self, checkpoint: Checkpoint, draft: Checkpoint | None) -> Budget:
         """What goes into this host's memory, decided before any of it is taken."""
         settings = self._settings
         budget = draw_up(
@@ -125,6 +131,7 @@ class Replica:
             settings.engine,
             context_tokens=settings.model.context_tokens,
             on_gpu=choose_device(settings.engine.device) == "gpu",
+            draft=draft,
         )
         for reason in budget.plan.reasons:
             log.info("memory plan: %s", reason)

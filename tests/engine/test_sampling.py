@@ -1,5 +1,7 @@
 """Sampling against plain numpy, and the independence of its draws from everything but the key."""
 
+from typing import Literal
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from headrace_replicas.engine.sampling import (
     Penalties,
     Sampler,
     draw_key,
+    foresee,
+    greedy,
     logits_processors,
     restrict,
 )
@@ -105,6 +109,33 @@ def test_exact_resume_forces_the_delivered_tokens_and_then_draws() -> None:
     ids = [int(whole(logprobs_of(i))) for i in range(6)]
     replay = Sampler(request(sampling, output_ids=(9, 8, 7), resume_mode="exact"))
     assert [int(replay(logprobs_of(i))) for i in range(6)] == [9, 8, 7, *ids[3:]]
+
+
+@pytest.mark.parametrize("mode", ["fast", "exact"])
+def test_a_draw_foreseen_is_the_draw_that_comes(mode: Literal["fast", "exact"]) -> None:
+    """As many draws ahead as one likes, delivered tokens too, and nothing moves on by it."""
+    sampling = SamplingParams(temperature=0.9, top_k=20)
+    rows = [logprobs_of(i) for i in range(6)]
+    sampler = Sampler(request(sampling, output_ids=(9, 8, 7), resume_mode=mode))
+    foreseen = [int(foresee(sampler, row, ahead)) for ahead, row in enumerate(rows)]
+    assert [int(sampler(row)) for row in rows] == foreseen
+    assert (foreseen[:3] == [9, 8, 7]) == (mode == "exact")
+    assert int(foresee(greedy, rows[0], 3)) == int(mx.argmax(rows[0]))
+
+
+def test_models_that_agree_by_and_large_foresee_most_draws() -> None:
+    """The share of equal draws is far above that of draws with numbers of their own."""
+    drawn, apart = Sampler(request(SamplingParams())), Sampler(request(SamplingParams(), seed=12))
+    rows = [logprobs_of(i) for i in range(200)]
+    near = [row + 0.2 * logprobs_of(1000 + i) for i, row in enumerate(rows)]
+    together = separate = 0
+    for row, other in zip(rows, near, strict=True):
+        guess, stranger = int(foresee(drawn, other, 0)), int(apart(other))
+        token = int(drawn(row))
+        together += guess == token
+        separate += stranger == token
+    assert separate < 100
+    assert together > 130
 
 
 def test_samples_follow_the_distribution() -> None:

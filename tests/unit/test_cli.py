@@ -216,6 +216,9 @@ def test_local_folders_are_deployed_by_their_full_path(
     assert settings.ray.temp_dir == tmp_path / "r"
     for path in ("demo", "mlx-community/some-model"):
         assert with_absolute_paths(set_to(model__path=path)).model.path == path
+    for draft, full in (("model", str(tmp_path / "model")), ("demo", "demo"), (None, None)):
+        settings = with_absolute_paths(set_to(engine__draft_model=draft))
+        assert settings.engine.draft_model == full
 
 
 def test_incidents_are_listed_by_their_newest_state(tmp_path: Path) -> None:

@@ -120,13 +120,17 @@ settings = st.one_of(
     st.integers(1, 40_000).map(lambda size: f"{size}MiB"),
 )
 requests = st.fixed_dictionaries(
-    {"context_tokens": st.integers(1, 100_000), "max_batch": st.integers(1, 32)}
+    {
+        "context_tokens": st.integers(1, 100_000),
+        "max_batch": st.integers(1, 32),
+        "draft": st.none() | models,
+    }
 )
 
 
 @given(models, limits, settings, requests)
 def test_a_plan_never_exceeds_the_limit(
-    sizes: ModelSizes, limit_bytes: int, slots: str, request: dict[str, int]
+    sizes: ModelSizes, limit_bytes: int, slots: str, request: dict[str, Any]
 ) -> None:
     """Resident weights, slots, KV cache and headroom together."""
     made = accepted(sizes, limit_bytes, slots, **request)
@@ -135,11 +139,12 @@ def test_a_plan_never_exceeds_the_limit(
         assert made.headroom_bytes >= made.working_bytes + made.allocator_cache_bytes
         assert made.slot_bytes == sizes.slot_bytes(made.slots_per_layer)
         assert made.kv_tokens >= request["context_tokens"]
+        assert (made.draft_bytes > 0) == (request["draft"] is not None)
 
 
 @given(models, limits, settings, requests)
 def test_slots_lie_between_one_tokens_experts_and_all(
-    sizes: ModelSizes, limit_bytes: int, slots: str, request: dict[str, int]
+    sizes: ModelSizes, limit_bytes: int, slots: str, request: dict[str, Any]
 ) -> None:
     """A token never finds fewer slots than it needs, and there are no empty ones."""
     made = accepted(sizes, limit_bytes, slots, **request)
@@ -150,7 +155,7 @@ def test_slots_lie_between_one_tokens_experts_and_all(
 
 @given(models, limits, st.integers(0, GIB), settings, requests)
 def test_more_memory_never_gives_fewer_slots(
-    sizes: ModelSizes, limit_bytes: int, more_bytes: int, slots: str, request: dict[str, int]
+    sizes: ModelSizes, limit_bytes: int, more_bytes: int, slots: str, request: dict[str, Any]
 ) -> None:
     """And what fitted still fits."""
     small = accepted(sizes, limit_bytes, slots, **request)
@@ -162,7 +167,7 @@ def test_more_memory_never_gives_fewer_slots(
 
 @given(models, limits, requests)
 def test_auto_keeps_all_experts_exactly_when_all_fit(
-    sizes: ModelSizes, limit_bytes: int, request: dict[str, int]
+    sizes: ModelSizes, limit_bytes: int, request: dict[str, Any]
 ) -> None:
     """`auto` streams only what `all` would have been refused for."""
     wanted_all = accepted(sizes, limit_bytes, "all", **request)
@@ -171,7 +176,7 @@ def test_auto_keeps_all_experts_exactly_when_all_fit(
 
 
 @given(models, requests)
-def test_auto_turns_to_all_at_the_byte(sizes: ModelSizes, request: dict[str, int]) -> None:
+def test_auto_turns_to_all_at_the_byte(sizes: ModelSizes, request: dict[str, Any]) -> None:
     """At the smallest limit that holds all experts nothing streams; a byte below something does."""
     needed = Demand(
         sizes=sizes, host=host(0), allocator_cache_bytes=512 * MIB, **request
@@ -184,7 +189,7 @@ def test_auto_turns_to_all_at_the_byte(sizes: ModelSizes, request: dict[str, int
 
 @given(models, limits, settings, requests)
 def test_auto_is_refused_only_when_every_setting_is(
-    sizes: ModelSizes, limit_bytes: int, slots: str, request: dict[str, int]
+    sizes: ModelSizes, limit_bytes: int, slots: str, request: dict[str, Any]
 ) -> None:
     """Whatever somebody chooses by hand, `auto` finds something too."""
     if accepted(sizes, limit_bytes, slots, **request) is not None:
@@ -193,7 +198,7 @@ def test_auto_is_refused_only_when_every_setting_is(
 
 @given(models, st.integers(0, 8 * GIB), settings, requests)
 def test_the_remedy_of_a_refusal_is_one(
-    sizes: ModelSizes, limit_bytes: int, slots: str, request: dict[str, int]
+    sizes: ModelSizes, limit_bytes: int, slots: str, request: dict[str, Any]
 ) -> None:
     """Following the advice gives a plan; without a setting to change, no setting helps."""
     refused = attempt(sizes, limit_bytes, slots, **request)
@@ -204,6 +209,7 @@ def test_the_remedy_of_a_refusal_is_one(
         assert share is not None
         assert (slots_wanted(share[1], sizes) or 0) >= min(sizes.top_k, sizes.experts)
     elif refused.param is None:
+        request = request | {"draft": None}
         needed = Demand(
             sizes=sizes, host=host(limit_bytes), allocator_cache_bytes=512 * MIB, **request
         ).least_limit_bytes(min(sizes.top_k, sizes.experts))
@@ -213,7 +219,7 @@ def test_the_remedy_of_a_refusal_is_one(
         assert accepted(sizes, limit_bytes, **followed(refused, slots, request)) is not None
 
 
-def followed(refused: MemoryPlanError, slots: str, request: dict[str, int]) -> dict[str, Any]:
+def followed(refused: MemoryPlanError, slots: str, request: dict[str, Any]) -> dict[str, Any]:
     """The arguments after doing what a refusal says."""
     changed: dict[str, Any] = {"slots": slots} | request
     if share := re.search(r"engine.slots to auto, or to at most ([\d.]+%)", refused.message):
@@ -224,6 +230,8 @@ def followed(refused: MemoryPlanError, slots: str, request: dict[str, int]) -> d
         changed["context_tokens"] = int(context[1])
     if "engine.max_batch to 1," in refused.message:
         changed["max_batch"] = 1
+    if "engine.draft_model" in refused.message:
+        changed["draft"] = None
     return changed
 
 
@@ -280,7 +288,7 @@ def test_a_small_host_streams_and_leaves_a_share_to_the_page_cache() -> None:
 
 @given(models, limits, requests)
 def test_a_streaming_plan_names_the_context_that_would_keep_all_experts(
-    sizes: ModelSizes, limit_bytes: int, request: dict[str, int]
+    sizes: ModelSizes, limit_bytes: int, request: dict[str, Any]
 ) -> None:
     """Where a shorter one does, it is the longest that does."""
     made = accepted(sizes, limit_bytes, **request)
@@ -454,3 +462,18 @@ def test_the_bound_is_the_slower_of_ssd_and_memory() -> None:
 def test_bytes_are_shown_in_a_fitting_unit(count: int, shown: str) -> None:
     """Binary units, because memory is sold in them."""
     assert shown_bytes(count) == shown
+
+
+def test_a_draft_model_is_planned_for_with_the_cache_of_one_request() -> None:
+    """All its experts stay in memory, whatever the setting of the model's own."""
+    draft = model(layer(16, MIB), resident_bytes=GIB, token_bytes=1000)
+    with_draft, without = decide(slots="25%", draft=draft), decide(slots="25%")
+    assert with_draft.draft_bytes == GIB + 16 * MIB + 32_768 * 1000
+    assert with_draft.total_bytes - without.total_bytes == with_draft.draft_bytes
+
+
+def test_a_model_that_fits_without_its_draft_model_is_refused_with_that_advice() -> None:
+    """The draft model is what can be done without."""
+    needed = decide(DENSE).total_bytes
+    with pytest.raises(MemoryPlanError, match=r"draft model 7.*engine.draft_model to null"):
+        decide(DENSE, needed + GIB, draft=DENSE)

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,20 @@ def test_foreign_or_damaged_figures_are_ignored_with_a_line(tmp_path: Path) -> N
 )
 def test_an_age_is_told_in_its_largest_unit(age_s: float, shown: str) -> None:
     assert shown_age(age_s) == shown
+
+
+def test_a_draft_model_has_a_row_of_its_own(tmp_path: Path) -> None:
+    """With its cache, and in the sum."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text("engine:\n  device: cpu\n  draft_model: demo\n")
+    # 24.5 MiB of weights, and keys and values of 2048 tokens.
+    assert "draft model         40.5 MiB" in headrace_plan("demo", "--file", str(file)).output
+    shown = json.loads(headrace_plan("demo", "--file", str(file), "--json").output)
+    parts = ("resident_bytes", "draft_bytes", "slot_bytes", "kv_bytes", "headroom_bytes")
+    assert shown["total_bytes"] == sum(shown[part] for part in parts)
+    small = replace(SIZES, layers=())
+    decided = plan(SIZES, HOST, "25%", context_tokens=4096, max_batch=4, draft=small)
+    assert "draft model 1.25 GiB" in in_one_line(decided)
 
 
 def test_what_does_not_fit_ends_with_one_and_the_numbers() -> None:

@@ -149,6 +149,7 @@ PLAN = MemoryPlan(
     kv_tokens=1,
     headroom_bytes=60,
     working_bytes=40,
+    draft_bytes=0,
     allocator_cache_bytes=20,
     page_cache_bytes=90,
     limit_bytes=600,

@@ -5,12 +5,15 @@ The models are the reference: `k8s-free-deploy/fleet.example.yaml` is checked ag
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+
+MOST_DRAFT_TOKENS: Final = 4
+"""Upper end of `engine.draft_tokens`: further guesses are hardly ever right all the way."""
 
 
 class Section(BaseModel):
@@ -89,6 +92,19 @@ class EngineSettings(Section):
         "the plan leaves to the page cache, at most this fast; None or 0 turns that off. The "
         "default takes a tenth to a third of an SSD, so that other programs hardly notice, and "
         "fills 30 GB in a minute.",
+    )
+    draft_model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A small model with the same tokenizer, whose guesses the model verifies "
+        "several at a time (`demo`, a folder, or a Hugging Face repository id); None does without.",
+    )
+    draft_tokens: int = Field(
+        default=2,
+        ge=1,
+        le=MOST_DRAFT_TOKENS,
+        description="Guesses in one pass; with streaming experts fewer, as many as the slots allow "
+        "(2, because each needs experts of its own and the later ones are seldom right).",
     )
     cache_limit_bytes: int = Field(
         default=512 * 1024 * 1024,

@@ -31,6 +31,7 @@ def draw_up(
     *,
     context_tokens: int | None,
     on_gpu: bool,
+    draft: Checkpoint | None = None,
     host: HostMemory | None = None,
     bandwidths: Bandwidths | None = None,
 ) -> Budget:
@@ -41,6 +42,7 @@ def draw_up(
         engine: The engine's settings.
         context_tokens: `model.context_tokens`; None takes the checkpoint's own limit.
         on_gpu: Whether the engine computes on a GPU.
+        draft: The draft model's, if there is one.
         host: What there is; None reads this host.
         bandwidths: For the bound on tokens a second, if known.
 
@@ -59,5 +61,6 @@ def draw_up(
         allocator_cache_bytes=engine.cache_limit_bytes,
         prefill_chunk_tokens=engine.prefill_chunk_tokens,
         bandwidths=bandwidths,
+        draft=None if draft is None else measure(draft, dtype=engine.dtype, on_gpu=on_gpu),
     )
     return Budget(sizes=sizes, host=memory, plan=decided)

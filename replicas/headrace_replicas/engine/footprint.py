@@ -222,6 +222,7 @@ class Demand:
         max_batch: Requests that decode together.
         allocator_cache_bytes: Freed memory that MLX's allocator keeps.
         prefill_chunk_tokens: Of a prompt, computed at a time.
+        draft: A draft model that is resident beside it, if there is one.
     """
 
     sizes: ModelSizes
@@ -230,6 +231,18 @@ class Demand:
     max_batch: int
     allocator_cache_bytes: int
     prefill_chunk_tokens: int = 512
+    draft: ModelSizes | None = None
+
+    @property
+    def draft_bytes(self) -> int:
+        """The draft model: all its weights, and the KV cache of the one request that it follows."""
+        if self.draft is None:
+            return 0
+        cache_bytes = self.draft.cache.bytes_for(
+            tokens=self.context_tokens, requests=1, context_tokens=self.context_tokens
+        )
+        weights_bytes = self.draft.resident_bytes + self.draft.slot_bytes(self.draft.experts)
+        return weights_bytes + cache_bytes
 
     @property
     def kv_tokens(self) -> int:
@@ -274,7 +287,7 @@ class Demand:
     @property
     def room_bytes(self) -> int:
         """What is left for slots; negative when not even the rest fits."""
-        taken = self.sizes.resident_bytes + self.kv_bytes + self.headroom_bytes
+        taken = self.sizes.resident_bytes + self.draft_bytes + self.kv_bytes + self.headroom_bytes
         return self.host.limit_bytes - taken
 
     @property
@@ -288,7 +301,8 @@ class Demand:
 
     def least_limit_bytes(self, slots: int) -> int:
         """The smallest limit of a host that so many slots fit below."""
-        weights = self.sizes.resident_bytes + self.kv_bytes + self.sizes.slot_bytes(slots)
+        weights = self.sizes.resident_bytes + self.draft_bytes + self.kv_bytes
+        weights += self.sizes.slot_bytes(slots)
         # The least L with L - L // parts >= weights.
         in_parts = (weights - 1) * _HEADROOM_PARTS // (_HEADROOM_PARTS - 1) + 1
         return max(in_parts, weights + self._headroom_floor_bytes)

@@ -73,6 +73,7 @@ class LoadedModel:
         device: Where it computes.
         dtype: What it computes in, as MLX names it (`float32`).
         streamed: What streams its experts; None when they are resident.
+        draft: A smaller model that proposes tokens to it, if there is one.
     """
 
     model: Module
@@ -81,6 +82,7 @@ class LoadedModel:
     device: Literal["cpu", "gpu"]
     dtype: str
     streamed: StreamedModel | None = None
+    draft: "LoadedModel | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Decides how many experts stay in memory, before anything is loaded.
 
-Resident weights + slots for experts + KV cache + headroom must stay below what the host gives.
+Resident weights + slots for experts + KV cache + a draft model, if there is one, + headroom must
+stay below what the host gives.
 Whatever does not fit is refused here, with the numbers and the setting to change: later it would be
 swap, or a GPU fault in the middle of a request.
 
@@ -44,6 +45,7 @@ class MemoryPlan:
             running engine has fewer while other programs need the memory (`experts.governor`).
         experts_per_layer: Experts of the layer that has most.
         resident_bytes: Weights that are always there.
+        draft_bytes: The draft model, its KV cache included; 0 without one.
         slot_bytes: All slots of all layers.
         kv_bytes: KV cache.
         kv_tokens: The tokens that it is for: requests that decode together times the longest of
@@ -66,6 +68,7 @@ class MemoryPlan:
     slots_per_layer: int
     experts_per_layer: int
     resident_bytes: int
+    draft_bytes: int
     slot_bytes: int
     kv_bytes: int
     kv_tokens: int
@@ -86,7 +89,8 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """Everything that must fit below the limit."""
-        return self.resident_bytes + self.slot_bytes + self.kv_bytes + self.headroom_bytes
+        weights_bytes = self.resident_bytes + self.draft_bytes + self.slot_bytes
+        return weights_bytes + self.kv_bytes + self.headroom_bytes
 
 
 def plan(
@@ -100,6 +104,7 @@ def plan(
     prefill_chunk_tokens: int = 512,
     bandwidths: Bandwidths | None = None,
     hit_ratio: float | None = None,
+    draft: ModelSizes | None = None,
 ) -> MemoryPlan:
     """Decide what stays in memory.
 
@@ -113,6 +118,7 @@ def plan(
         prefill_chunk_tokens: Of a prompt, computed at a time.
         bandwidths: For the bound on tokens a second, if known.
         hit_ratio: Measured with these slots, if it was.
+        draft: What the draft model takes, if there is one.
 
     Raises:
         MemoryPlanError: It does not fit, or the setting leaves less than one token's experts.
@@ -125,6 +131,7 @@ def plan(
         max_batch=max_batch,
         allocator_cache_bytes=allocator_cache_bytes,
         prefill_chunk_tokens=prefill_chunk_tokens,
+        draft=draft,
     )
     slots = _choose_slots(demand, slots_setting)
     leaves_page_cache = slots_setting == AUTO and slots < sizes.experts
@@ -133,6 +140,7 @@ def plan(
         slots_per_layer=slots,
         experts_per_layer=sizes.experts,
         resident_bytes=sizes.resident_bytes,
+        draft_bytes=demand.draft_bytes,
         slot_bytes=sizes.slot_bytes(slots),
         kv_bytes=demand.kv_bytes,
         kv_tokens=demand.kv_tokens,

@@ -11,6 +11,7 @@ from headrace_replicas.contract.errors import MemoryPlanError
 from headrace_replicas.engine.footprint import Demand
 from headrace_replicas.engine.slots_setting import SETTING, percentage
 
+DRAFT_SETTING: Final = "engine.draft_model"
 # Below this a request is cut in the middle of an ordinary prompt.
 _LEAST_CONTEXT_TOKENS: Final = 1024
 
@@ -44,6 +45,8 @@ def does_not_fit(demand: Demand, setting: str, slots: int) -> MemoryPlanError:
             f"{slots} of {sizes.experts} experts in each of {len(sizes.layers)} layers "
             f"{shown_bytes(sizes.slot_bytes(slots))} ({SETTING} = {setting})"
         )
+    if demand.draft is not None:
+        parts.append(f"draft model {shown_bytes(demand.draft_bytes)}")
     parts += [
         f"KV cache {shown_bytes(demand.kv_bytes)} ({demand.kv_tokens} tokens)",
         f"headroom {shown_bytes(demand.headroom_bytes)}",
@@ -78,6 +81,8 @@ def _remedy(demand: Demand, slots: int) -> tuple[str, str | None]:
         share = percentage(fitting, sizes.experts)
         return f"Set {SETTING} to auto, or to at most {share} ({fitting} experts).", SETTING
     other = f"{SETTING} to auto and " if slots > least else ""
+    if demand.draft is not None:
+        return _without_draft(replace(demand, draft=None), slots, other)
     if context_tokens := fitting_context(demand, least):
         remedy = f"Set {other}model.context_tokens to at most {context_tokens}."
         return remedy, "model.context_tokens"
@@ -87,3 +92,11 @@ def _remedy(demand: Demand, slots: int) -> tuple[str, str | None]:
     needed = shown_bytes(demand.least_limit_bytes(least))
     remedy = f"It takes a host that gives {needed}, or a checkpoint with fewer bits a weight."
     return f"{remedy} {demand.host.remedy}".strip(), None
+
+
+def _without_draft(alone: Demand, slots: int, other: str) -> tuple[str, str | None]:
+    """The draft model is what can be done without; if that is not enough, what else to do."""
+    if alone.sizes.slot_bytes(alone.least_slots) <= alone.room_bytes:
+        return f"Set {other}{DRAFT_SETTING} to null.", DRAFT_SETTING
+    remedy, setting_name = _remedy(alone, slots)
+    return f"Without a draft model ({DRAFT_SETTING} = null): {remedy}", setting_name

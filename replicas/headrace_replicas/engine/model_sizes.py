@@ -154,6 +154,11 @@ def measure_tensors(
     )
 
 
+def experts_per_token(config: JsonObject) -> int | None:
+    """Experts of a layer that one token uses, or None when the config does not say."""
+    return _number(config, TOP_K_KEYS)
+
+
 def _float_bytes(dtype: ComputeType, on_gpu: bool) -> int | None:
     if dtype == "auto":
         return None if on_gpu else 4

@@ -12,6 +12,7 @@ from headrace_replicas.contract.requests import GenerateRequest, SamplingParams
 
 _MASK_64 = (1 << 64) - 1
 
+Draw = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
 
@@ -50,23 +51,50 @@ class Sampler:
     """
 
     def __init__(self, request: GenerateRequest) -> None:
-        replayed_by_decode = request.resume_mode == "exact"
+        self._by_decode = request.resume_mode == "exact"
         self._params = request.sampling
         self._seed = request.seed
         self._choice = request.choice
-        self._position = 0 if replayed_by_decode else len(request.output_ids)
-        self._forced = request.output_ids if replayed_by_decode else ()
+        self._position = 0 if self._by_decode else len(request.output_ids)
+        self._forced = request.output_ids if self._by_decode else ()
+
+    @property
+    def replays_by_decode(self) -> bool:
+        """Whether the request wants the bits of single decode steps."""
+        return self._by_decode
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         """Draw one token from log probabilities of shape (1, vocabulary); shape (1,)."""
-        position = self._position
+        token = self.draw_ahead(logprobs, 0)
         self._position += 1
+        return token
+
+    def draw_ahead(self, logprobs: mx.array, ahead: int) -> mx.array:
+        """What the call after so many others would draw; nothing moves on."""
+        position = self._position + ahead
         if position < len(self._forced):
             return mx.array([self._forced[position]], dtype=mx.uint32)
         if self._params.temperature == 0:
             return greedy(logprobs)
         kept = restrict(logprobs * (1.0 / self._params.temperature), self._params)
         return mx.random.categorical(kept, key=draw_key(self._seed, self._choice, position))
+
+
+def foresee(sampler: Draw, logits: mx.array, ahead: int) -> mx.array:
+    """A guess of the token that a sampler will draw, from the logits of a draft model.
+
+    It uses the very random numbers of that draw, so that models which agree about the distribution
+    agree about the token too, at any temperature.
+
+    Args:
+        sampler: `greedy` or a `Sampler`.
+        logits: Shape (1, vocabulary).
+        ahead: Draws before that one.
+
+    Returns:
+        Shape (1,).
+    """
+    return sampler.draw_ahead(logits, ahead) if isinstance(sampler, Sampler) else sampler(logits)
 
 
 def restrict(logprobs: mx.array, params: SamplingParams) -> mx.array:

@@ -9,7 +9,7 @@ bounds the allocator cache by a limit instead, and is never closed: its process 
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, PromptProcessingBatch
+from mlx_lm.generate import BatchGenerator, GenerationBatch, PromptProcessingBatch
 from mlx_lm.models.cache import make_prompt_cache
 
 from headrace_replicas.contract.errors import CheckpointError
@@ -79,6 +79,10 @@ class SteadyBatchGenerator(BatchGenerator):  # type: ignore[misc]  # mlx-lm is u
         self._prompt_batch = SteadyPromptBatch.empty(
             model, self.sampler, prefill_step_size=prefill_chunk_tokens
         )
+
+    def decode_in(self, batch: GenerationBatch) -> None:
+        """Let sequences decode in another batch than mlx-lm's own; before the first request."""
+        self._generation_batch = batch
 
     def next(self) -> tuple[list[Any], list[Any]]:
         """One decode step and one prefill chunk: (prompt responses, generation responses)."""

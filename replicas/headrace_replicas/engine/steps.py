@@ -25,8 +25,10 @@ from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.allocators import bound_freed_memory
 from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.drafts.batch import DraftCounters
+from headrace_replicas.engine.drafts.setup import Drafting, drafted_batch, fit_draft, fitting_drafts
 from headrace_replicas.engine.experts.resizing import SlotKeeper
-from headrace_replicas.engine.experts.schedule import Schedule, measured, with_schedule
+from headrace_replicas.engine.experts.schedule import Decoding, decide_decoding, with_schedule
 from headrace_replicas.engine.loading import LoadedModel
 from headrace_replicas.engine.output_stream import OutputStream, Sink
 from headrace_replicas.engine.request_check import check_request
@@ -35,7 +37,9 @@ from headrace_replicas.engine.steady_batch import SteadyBatchGenerator, require_
 
 StreamKey = tuple[str, int, int]
 
-# Weight of the newest step in the smoothed token rate: about the last twenty steps count.
+# Weight of the newest step in the smoothed token rate: about the last twenty steps count. Tokens
+# and seconds are smoothed apart: a step that takes an accepted draft takes no time, and the mean of
+# rates would be that step's.
 _RATE_WEIGHT: Final = 0.1
 # Progress inside a step is noted this often at most: every expert layer of a token reports it.
 _MARK_S: Final = 0.05
@@ -113,6 +117,9 @@ class Engine:
         clock: Time source.
         keep_slots: Makes what keeps the loaded model's expert slots within the host's memory; runs
             on the engine thread. None, or a result of None, leaves them as they are.
+
+    Attributes:
+        drafts: What drafts have done; others than the engine thread only read.
     """
 
     def __init__(
@@ -134,7 +141,10 @@ class Engine:
         self._outputs: dict[int, OutputStream] = {}
         self._status = EngineLoad(last_progress_s=clock.now_s())
         self._marked_s = clock.monotonic_s()
-        self._schedule: Schedule | None = None
+        self._busy_tokens = self._busy_s = 0.0
+        self._decoding: Decoding | None = None
+        self._drafting: Drafting | None = None
+        self.drafts = DraftCounters()
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
 
     def start(self) -> LoadedModel:
@@ -231,22 +241,33 @@ class Engine:
 
     def _new_generator(self, loaded: LoadedModel) -> SteadyBatchGenerator:
         require_batching(loaded.model, loaded.checkpoint.model_type)
-        return SteadyBatchGenerator(
-            self._model_to_run(loaded),
+        model = self._model_to_run(loaded)
+        generator = SteadyBatchGenerator(
+            model,
             max_batch=self._settings.max_batch,
             prefill_chunk_tokens=self._settings.prefill_chunk_tokens,
             stream=mx.default_stream(mx.gpu if loaded.device == "gpu" else mx.cpu),
         )
+        # As the schedule: after a failed read nothing is tried out again.
+        self._drafting = self._drafting or fit_draft(model, loaded, self._settings)
+        if self._drafting is not None:
+            batch = drafted_batch(model, loaded, self._drafting, self.drafts, self._clock)
+            generator.decode_in(batch)
+        return generator
 
     def _model_to_run(self, loaded: LoadedModel) -> Any:
         model: Any = loaded.model
         if loaded.streamed is not None:
-            schedule = self._schedule or self._settings.schedule
-            if schedule == "auto":
-                schedule = measured(model, loaded.streamed, self._clock)
             # Kept for the engine's life: after a failed read nothing is measured again.
-            self._schedule = schedule
-            model = with_schedule(model, loaded.streamed, schedule)
+            self._decoding = self._decoding or decide_decoding(
+                model,
+                loaded.streamed,
+                self._settings.schedule,
+                most_tokens=1 + fitting_drafts(loaded, self._settings.draft_tokens),
+                clock=self._clock,
+            )
+            chosen = self._decoding
+            model = with_schedule(model, loaded.streamed, chosen.schedule, chosen.step_tokens)
         return model if loaded.dtype == "float32" else _Float32Logits(model)
 
     def _take_commands(self, generator: SteadyBatchGenerator, loaded: LoadedModel) -> bool:
@@ -354,11 +375,12 @@ class Engine:
             outstanding_tokens=sum(output.outstanding_tokens for output in outputs),
         )
         if step_s > 0:
-            rate = len(generated) / step_s
-            smoothed = status.step_rate + _RATE_WEIGHT * (rate - status.step_rate)
+            if generated:
+                self._busy_tokens += _RATE_WEIGHT * (len(generated) - self._busy_tokens)
+                self._busy_s += _RATE_WEIGHT * (step_s - self._busy_s)
             status = replace(
                 status,
-                step_rate=smoothed if generated and status.step_rate else rate or status.step_rate,
+                step_rate=self._busy_tokens / self._busy_s if self._busy_s else 0.0,
                 engine_steps=status.engine_steps + 1,
                 last_progress_s=self._clock.now_s(),
             )

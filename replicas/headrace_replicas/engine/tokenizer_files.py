@@ -9,6 +9,7 @@ assistant's turn.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from tokenizers import Tokenizer
@@ -102,18 +103,24 @@ def read_tokenizer(folder: Path) -> TokenizerFacts:
     )
 
 
+def read_token_ids(folder: Path) -> dict[str, int]:
+    """Every token of a checkpoint's tokenizer, added ones too, with its id.
+
+    Raises:
+        CheckpointError: The tokenizer is missing, damaged or not supported.
+    """
+    if (folder / "tokenizer.json").exists():
+        return _fast_tokenizer(folder / "tokenizer.json").get_vocab(with_added_tokens=True)
+    token_ids: dict[str, int] = _slow_tokenizer(folder).get_vocab()
+    return token_ids
+
+
 def _read_vocabulary(folder: Path) -> Vocabulary:
     path = folder / "tokenizer.json"
     if not path.exists():
-        return _read_slow_vocabulary(folder)
-    raw = read_bytes(path, limit_bytes=LARGE_FILE_BYTES)
-    text = decode_text(raw, path)
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(
-            f"{path} is damaged, or newer than the installed tokenizers library ({error}). {REMEDY}"
-        ) from error
+        slow = _slow_tokenizer(folder)
+        return Vocabulary(id_of=slow.get_vocab().get, special=frozenset(slow.all_special_tokens))
+    tokenizer = _fast_tokenizer(path)
     added = tokenizer.get_added_tokens_decoder().values()
     return Vocabulary(
         id_of=tokenizer.token_to_id,
@@ -121,7 +128,17 @@ def _read_vocabulary(folder: Path) -> Vocabulary:
     )
 
 
-def _read_slow_vocabulary(folder: Path) -> Vocabulary:
+def _fast_tokenizer(path: Path) -> Tokenizer:
+    text = decode_text(read_bytes(path, limit_bytes=LARGE_FILE_BYTES), path)
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(
+            f"{path} is damaged, or newer than the installed tokenizers library ({error}). {REMEDY}"
+        ) from error
+
+
+def _slow_tokenizer(folder: Path) -> Any:
     whole = [names for names in _VOCABULARIES if all(is_regular_file(folder / n) for n in names)]
     if not whole:
         raise CheckpointError(
@@ -129,17 +146,12 @@ def _read_slow_vocabulary(folder: Path) -> Vocabulary:
             f"(tokenizer.model, or vocab.json with merges.txt). {REMEDY}"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # one converter per format, each with its own
         raise CheckpointError(
             f"{folder / whole[0][0]}: transformers cannot load the tokenizer ({error}). Convert it "
             "to tokenizer.json, or download the checkpoint again."
         ) from error
-    return Vocabulary(
-        id_of=tokenizer.get_vocab().get, special=frozenset(tokenizer.all_special_tokens)
-    )
 
 
 def _special_tokens(settings: dict[str, JsonObject]) -> dict[str, str]:

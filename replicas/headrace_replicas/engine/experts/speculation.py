@@ -31,11 +31,13 @@ class SpeculativeModel:
     Args:
         model: mlx-lm's model, with streaming experts.
         streamed: What streams them.
+        step_tokens: Tokens of a sequence that a step has at most: with drafts to verify, several.
     """
 
-    def __init__(self, model: Any, streamed: StreamedModel) -> None:
+    def __init__(self, model: Any, streamed: StreamedModel, step_tokens: int = 1) -> None:
         self._model = model
         self._streamed = streamed
+        self._step_tokens = step_tokens
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -46,7 +48,7 @@ class SpeculativeModel:
         Raises:
             ExpertReadError: An expert's bytes could not be read.
         """
-        if cache is None or tokens.shape[1] != 1:
+        if cache is None or tokens.shape[1] > self._step_tokens:
             return self._plainly(tokens, cache, options)
         counters = self._streamed.counters
         counters.speculated += 1
