@@ -12,7 +12,6 @@ from headrace_serve.text.tokenizer import TextTokenizer
 from tests.bench.generated_model import make_model
 from tests.streaming.seed1 import (
     SHORT,
-    ReadWaits,
     faults_of,
     requests_for,
     resident_answers,
@@ -59,13 +58,3 @@ def test_the_prompts_have_the_lengths_of_the_crash() -> None:
     prompts = item_prompts(TextTokenizer.from_folder(DEMO_FOLDER))
     for prompt, length in zip(prompts, LENGTHS_TOKENS, strict=True):
         assert abs(len(prompt.ids) - length) <= 3
-
-
-def test_a_pause_is_counted_while_reads_are_waited_for_and_the_stall_is_not() -> None:
-    waits = ReadWaits(stall_s=50.0)
-    waits._slept_s = [(10.0, 12.0), (11.0, 14.0), (20.0, 21.0), (30.0, 82.0)]
-    assert waits.longest_pause_s([]) == 52.0
-    waits._stalled_s = (31.0, 81.0)
-    assert waits.longest_pause_s([]) == 4.0
-    assert waits.longest_pause_s([11.0, 13.0]) == 2.0
-    assert waits.longest_pause_s([11.0, 12.0, 13.0, 30.5, 81.5]) == 1.0

@@ -30,8 +30,9 @@ from headrace_replicas.injection.plan import (
 log = logging.getLogger("ray.serve.headrace.injection")
 
 _DRAWS: Final = 2**64
-# Strikes of a fault that are logged one by one.
-_TOLD: Final = 20
+# Strikes of a fault that are logged one by one. Some kinds may strike every read there is.
+_TOLD: Final = {"slow_read": 1, "short_read": 1, "truncated_file": 1}
+_TOLD_OF_OTHERS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +124,10 @@ class FaultyStorage:
     def read(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
         """See `Storage.read`; the faults that strike apply in the plan's order."""
         path = self._paths[fd]
-        for armed in self._struck(path, offset, sum(map(len, targets))):
-            targets = self._suffer(armed, path, targets, offset)
+        for armed, number in self._struck(path, offset, sum(map(len, targets))):
+            if number <= _TOLD.get(armed.fault.kind, _TOLD_OF_OTHERS):
+                log.warning("injected %s into a read of %s at byte %d", armed.fault, path, offset)
+            targets = self._suffer(armed, targets, offset)
         return self._inner.read(fd, targets, offset) if targets else 0
 
     def stat(self, fd: int) -> os.stat_result:
@@ -136,9 +139,9 @@ class FaultyStorage:
         del self._paths[fd]
         self._inner.close(fd)
 
-    def _struck(self, path: Path, offset: int, length: int) -> list[_Armed]:
-        """The faults that strike this read."""
-        found: list[_Armed] = []
+    def _struck(self, path: Path, offset: int, length: int) -> list[tuple[_Armed, int]]:
+        """The faults that strike this read, and how many times each has struck by now."""
+        found: list[tuple[_Armed, int]] = []
         with self._lock:
             for armed in self._faults:
                 fault = armed.fault
@@ -149,11 +152,11 @@ class FaultyStorage:
                 draw = draw_of(self._seed, armed.number, armed.count.reads + 1)
                 armed.count, struck = strike(fault, armed.count, draw=draw)
                 if struck:
-                    found.append(armed)
+                    found.append((armed, armed.count.strikes))
         return found
 
     def _suffer(
-        self, armed: _Armed, path: Path, targets: Sequence[memoryview], offset: int
+        self, armed: _Armed, targets: Sequence[memoryview], offset: int
     ) -> Sequence[memoryview]:
         """Let a fault act; what is left to read.
 
@@ -163,20 +166,15 @@ class FaultyStorage:
         length = sum(map(len, targets))
         match armed.fault:
             case SlowRead(bytes_per_s=bytes_per_s):
-                self._tell(armed, path, offset, first_only=True)
                 self._sleep(self._queue(armed, length / bytes_per_s))
             case StalledRead(stall_s=stall_s):
-                self._tell(armed, path, offset)
                 self._sleep(stall_s)
             case ReadError(errno=name):
-                self._tell(armed, path, offset)
                 number = getattr(errno, name)
                 raise OSError(number, os.strerror(number))
             case ShortRead():
-                self._tell(armed, path, offset, first_only=True)
                 return _shortened(targets, max(1, length // 2))
             case TruncatedFile(size_bytes=size_bytes):
-                self._tell(armed, path, offset, first_only=True)
                 return _shortened(targets, max(0, min(length, size_bytes - offset)))
         return targets
 
@@ -186,11 +184,6 @@ class FaultyStorage:
             now_s = self._clock.monotonic_s()
             armed.link_free_s = max(now_s, armed.link_free_s) + seconds
             return armed.link_free_s - now_s
-
-    def _tell(self, armed: _Armed, path: Path, offset: int, *, first_only: bool = False) -> None:
-        if armed.count.strikes > (1 if first_only else _TOLD):
-            return
-        log.warning("injected %s into a read of %s at byte %d", armed.fault, path, offset)
 
 
 def _shortened(targets: Sequence[memoryview], length: int) -> Sequence[memoryview]:
