@@ -134,7 +134,7 @@ def measure_tensors(
         if has_head and _EMBEDDINGS & set(name.split(".")):
             lookup_bytes += memory_bytes
     number_bytes = float_bytes or _usual_float_bytes(used)
-    top_k = _number(config, TOP_K_KEYS) or max((s.experts for s in layers.values()), default=0)
+    top_k = experts_per_token(config) or max((s.experts for s in layers.values()), default=0)
     return ModelSizes(
         file_bytes=_total_bytes(tensors.values()),
         unused_bytes=_total_bytes(tensors.values()) - _total_bytes(used.values()),
