@@ -169,6 +169,9 @@ class GatedStorage(SystemStorage):
         self.lengths.append(sum(map(len, targets)))
         return super().read(fd, targets, offset)
 
+    def read_cached(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:  # noqa: ARG002  the seam's signature
+        return 0
+
 
 @pytest.mark.parametrize("jobs", [1, 4])
 def test_each_arrival_inside_a_batch_is_a_mark_of_progress(tmp_path: Path, jobs: int) -> None:
@@ -210,3 +213,48 @@ def test_a_file_that_was_replaced_is_still_read_as_it_was(reader: RangeReader, s
     target = bytearray(64)
     reader.read([job(target, 0)])
     assert target == CONTENT[:64]
+
+
+class HalfCached(SystemStorage):
+    """Has the first half of what it is asked for in memory, and counts what the disk must give."""
+
+    def __init__(self) -> None:
+        self.from_disk = 0
+
+    def read_cached(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
+        half = sum(map(len, targets)) // 2
+        parts: list[memoryview] = []
+        for target in targets:
+            parts.append(target[:half])
+            half -= len(parts[-1])
+        return os.preadv(fd, [part for part in parts if part], offset)
+
+    def read(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
+        count = super().read(fd, targets, offset)
+        self.from_disk += count
+        return count
+
+
+@pytest.mark.parametrize(("length", "from_disk"), [(1000, 4 * 500), (MIB, 4 * MIB)])
+def test_a_small_batch_takes_from_the_disk_only_what_is_not_in_memory(
+    tmp_path: Path, length: int, from_disk: int
+) -> None:
+    """A large one is left to the threads, which copy side by side."""
+    shard = tmp_path / "large"
+    content = bytes(range(251)) * (4 * MIB // 251 + 1)
+    shard.write_bytes(content)
+    storage = HalfCached()
+    reader = RangeReader([shard], workers=4, clock=SystemClock(), storage=storage)
+    targets = [bytearray(length) for _ in range(4)]
+    places = [number * (MIB - 7) // 2 for number in range(4)]
+    reader.read([job(target, at) for target, at in zip(targets, places, strict=True)])
+    for target, at in zip(targets, places, strict=True):
+        assert target == content[at : at + length]
+    assert storage.from_disk == from_disk
+    reader.close()
+
+
+def test_a_file_system_that_does_not_tell_what_is_in_memory_is_read_all_the_same(
+    tmp_path: Path,
+) -> None:
+    assert SystemStorage().read_cached(-1, [memoryview(bytearray(8))], 0) == 0

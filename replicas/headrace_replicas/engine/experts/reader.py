@@ -42,6 +42,10 @@ _TARGETS_LIMIT: Final = 1024
 # One call asks for no more than this, so that arrivals are seen on a slow volume too: 12 readers
 # that share 50 MB/s have something to show every quarter of a second.
 _CALL_LIMIT_BYTES: Final = 1024 * 1024
+# Batches up to this length are first copied out of the page cache by the caller itself, as far as
+# they are there: handing nine ranges of an expert to threads took 251 us for 47 (0.08 MB) and 521
+# for 168 (0.44 MB); with 2.76 MB there was no difference (tests/bench/limits.py).
+_OWN_COPY_LIMIT_BYTES: Final = 2 * 1024 * 1024
 # While reads are under way the caller looks this often whether something has arrived.
 _LOOK_S: Final = 0.05
 # Failed batches of reads of one file after which it is reported lost, if nobody says otherwise.
@@ -185,6 +189,8 @@ class RangeReader:
         return join_adjacent(jobs, workers=self._workers)
 
     def _carry_out(self, runs: Sequence[ReadRun]) -> None:
+        if sum(len(target) for run in runs for target in run.targets) <= _OWN_COPY_LIMIT_BYTES:
+            runs = [left for run in runs if (left := self._copy_cached(run)).targets]
         if len(runs) == 1:
             self._one(runs[0], self._on_arrival)
             return
@@ -198,6 +204,16 @@ class RangeReader:
                 self._on_arrival()
         for call in calls:
             call.result()
+
+    def _copy_cached(self, run: ReadRun) -> ReadRun:
+        """Take what the page cache has of a run; what is left of it has to wait for the disk."""
+        count = 0
+        self.health.began(run.file, run.offset, self._clock.monotonic_s())
+        try:
+            count = self._storage.read_cached(self._opened[run.file].fd, run.targets, run.offset)
+        finally:
+            self.health.ended(count, self._clock.monotonic_s())
+        return ReadRun(run.file, run.offset + count, _after(run.targets, count))
 
     def _one(self, run: ReadRun, on_arrival: Callable[[], None]) -> None:
         targets, offset = run.targets, run.offset

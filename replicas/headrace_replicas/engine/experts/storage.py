@@ -30,6 +30,8 @@ _MEANINGS: Final = {
         "Bring the server back, or serve a local copy",
     ),
 }
+# The flag of preadv2(2) for reads that must not wait for the disk; 0 where there is none.
+_NO_WAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)
 _ANY_OTHER: Final = ("the read failed", "Check the volume that it is on")
 
 
@@ -49,6 +51,14 @@ class Storage(Protocol):
 
         Raises:
             OSError: Nothing could be read.
+        """
+        ...
+
+    def read_cached(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
+        """As `read`, and at once: only bytes that are in memory already come.
+
+        Returns:
+            How many came; 0 when none are there, or the system does not say.
         """
         ...
 
@@ -79,6 +89,15 @@ class SystemStorage:
     def read(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
         """See `Storage.read`."""
         return os.preadv(fd, targets, offset)
+
+    def read_cached(self, fd: int, targets: Sequence[memoryview], offset: int) -> int:
+        """See `Storage.read_cached`; Linux says, macOS does not."""
+        if not _NO_WAIT:
+            return 0
+        try:
+            return os.preadv(fd, targets, offset, _NO_WAIT)
+        except OSError:  # not there, or unknown to this file system; `read` meets what else it is
+            return 0
 
     def stat(self, fd: int) -> os.stat_result:
         """See `Storage.stat`."""
