@@ -12,6 +12,7 @@ PYTEST_ARGS ?=
 CASE_ARGS ?=
 EQUALITY_ARGS ?=
 BENCH_ARGS ?=
+MEMORY_ARGS ?=
 DEMO_ARGS ?=
 SEED1_ARGS ?=
 SEED1_STALL_S ?= 60
@@ -60,6 +61,10 @@ seed1: install ## Slow and stalled storage under an engine and a fleet (SEED1_AR
 .PHONY: bench
 bench: install ## What streaming costs, and could cost at least (BENCH_ARGS=--short is for CI).
 	@$(RUN) python -m tests.bench.limits $(BENCH_ARGS)
+
+.PHONY: memory-limit
+memory-limit: install ## Serve from half the checkpoint's memory, in a cgroup (MEMORY_ARGS selects).
+	@$(RUN) python -W ignore -m tests.bench.memory_limit $(MEMORY_ARGS)
 
 .PHONY: lock-check
 lock-check: install ## What the lock file installs on macOS arm64 and Linux, Python 3.11 to 3.13.

@@ -74,7 +74,7 @@ class Served:
         kept_bytes: Freed memory in its cache at the end.
         disk_bytes: Bytes that came from the disk, not from pages in memory.
         hit_ratio: Needed experts that were in their slots.
-        groups: Groups of experts in chunks that needed more than there are slots.
+        first_misses: Experts read by the first round, in a layer on average.
     """
 
     plan: dict[str, Any]
@@ -85,7 +85,7 @@ class Served:
     kept_bytes: int
     disk_bytes: int
     hit_ratio: float
-    groups: int
+    first_misses: float
 
 
 @dataclass(slots=True)
@@ -117,9 +117,11 @@ def serve(workload: Workload) -> Served:
     loaded = engine.start()
     loaded_bytes = mx.get_active_memory()
     mx.reset_peak_memory()
-    answers = _answers(engine, checkpoint, workload)
-    engine.stop()
+    answers = _answers(engine, checkpoint, workload.rounds[:1], workload.new_tokens)
     streamed = loaded.streamed
+    first = 0.0 if streamed is None else streamed.counters.misses / len(streamed.streams)
+    answers += _answers(engine, checkpoint, workload.rounds[1:], workload.new_tokens)
+    engine.stop()
     return Served(
         plan=asdict(start.plan[0]) | {"total_bytes": start.plan[0].total_bytes},
         answers=answers,
@@ -129,7 +131,7 @@ def serve(workload: Workload) -> Served:
         kept_bytes=mx.get_cache_memory(),
         disk_bytes=_from_disk(),
         hit_ratio=1.0 if streamed is None else streamed.counters.hit_ratio,
-        groups=0 if streamed is None else streamed.counters.groups,
+        first_misses=first,
     )
 
 
@@ -152,15 +154,17 @@ def _load(checkpoint: Checkpoint, settings: EngineSettings, plan: MemoryPlan) ->
     )
 
 
-def _answers(engine: Engine, checkpoint: Checkpoint, workload: Workload) -> list[list[int]]:
-    draw = np.random.default_rng(11)
+def _answers(
+    engine: Engine, checkpoint: Checkpoint, rounds: Sequence[Sequence[int]], new_tokens: int
+) -> list[list[int]]:
     answers: list[list[int]] = []
-    for number, lengths in enumerate(workload.rounds):
+    for number, lengths in enumerate(rounds):
+        draw = np.random.default_rng(list(lengths))
         together: list[queue.SimpleQueue[TokenChunk | HeadraceError]] = []
         for place, length in enumerate(lengths):
             prompt = tuple(draw.integers(1, checkpoint.vocab_size - 1, length).tolist())
             request = request_for(
-                checkpoint, prompt, request_id=f"{number}.{place}", max_tokens=workload.new_tokens
+                checkpoint, prompt, request_id=f"{number}.{place}", max_tokens=new_tokens
             )
             together.append(queue.SimpleQueue())
             engine.submit(request, together[-1].put)

@@ -29,13 +29,19 @@ LATENT: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 100, "v_head_
 
 
 def working(
-    *, widths: Widths = WIDTHS, sinks: bool = False, on_gpu: bool = False, **changes: Any
+    *,
+    widths: Widths = WIDTHS,
+    sinks: bool = False,
+    load_bytes: int = 0,
+    on_gpu: bool = False,
+    **changes: Any,
 ) -> WorkingSize:
     return working_size(
         CONFIG | changes,
         widths,
         top_k=2,
         sinks=sinks,
+        load_bytes=load_bytes,
         number_bytes=2 if on_gpu else 4,
         on_gpu=on_gpu,
     )
@@ -119,7 +125,8 @@ def test_widths_are_those_of_the_matrices(experts: dict[str, Spec]) -> None:
     sizes = measure_tensors(
         CONFIG, {name: entry(*spec) for name, spec in tensors.items()}, float_bytes=4
     )
-    assert sizes.working == working(sinks=True)
+    # On a CPU scales, norms and the gate become float32; packed matrices are not converted.
+    assert sizes.working == working(sinks=True, load_bytes=44 * 64 * 2)
 
 
 def entry(dtype: str, shape: tuple[int, ...]) -> TensorEntry:

@@ -86,6 +86,7 @@ class WorkingSize:
 
     Attributes:
         process_bytes: The process itself, before it has loaded anything.
+        load_bytes: While it loads: the largest tensor that is converted, as it lies in the file.
         token_bytes: For each token that is computed at a time: what a layer makes of it.
         context_bytes: For each token of the context, where attention unfolds what it has cached.
         pair_bytes: For each token that is computed and each of its context: attention scores.
@@ -93,25 +94,26 @@ class WorkingSize:
     """
 
     process_bytes: int = 0
+    load_bytes: int = 0
     token_bytes: int = 0
     context_bytes: int = 0
     pair_bytes: int = 0
     request_bytes: int = 0
 
     def bytes_for(self, *, tokens: int, requests: int, context_tokens: int) -> int:
-        """An upper bound for one step.
+        """An upper bound for one step, and for the load before it.
 
         Args:
             tokens: Computed at a time: of a prompt, or one for each request.
             requests: How many decode together.
             context_tokens: Of one request at most.
         """
-        return (
-            self.process_bytes
-            + tokens * (self.token_bytes + context_tokens * self.pair_bytes)
+        step_bytes = (
+            tokens * (self.token_bytes + context_tokens * self.pair_bytes)
             + context_tokens * self.context_bytes
             + requests * self.request_bytes
         )
+        return self.process_bytes + max(step_bytes, self.load_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,8 +248,9 @@ class Demand:
 
     @property
     def kv_tokens(self) -> int:
-        """The tokens that there is KV cache for."""
-        return max(self.context_tokens, self.max_batch * self.usual_tokens)
+        """The tokens that there is KV cache for; every request's part grows by whole steps."""
+        batch = self.max_batch * _whole_steps(self.usual_tokens)
+        return max(_whole_steps(self.context_tokens), batch)
 
     @property
     def usual_tokens(self) -> int:
@@ -256,12 +259,9 @@ class Demand:
 
     @property
     def kv_bytes(self) -> int:
-        """The KV cache; a request's part grows by whole steps."""
-        requests = self.max_batch * _whole_steps(self.usual_tokens)
+        """The KV cache."""
         return self.sizes.cache.bytes_for(
-            tokens=max(_whole_steps(self.context_tokens), requests),
-            requests=self.max_batch,
-            context_tokens=self.context_tokens,
+            tokens=self.kv_tokens, requests=self.max_batch, context_tokens=self.context_tokens
         )
 
     @property

@@ -116,38 +116,28 @@ def measure_tensors(
         on_gpu: Whether the engine computes on a GPU.
     """
     used = {name: entry for name, entry in tensors.items() if not _is_dropped(name, config)}
-    layers: dict[str, _Experts] = {}
-    resident_bytes = lookup_bytes = 0
-    has_head = any(_HEADS & set(name.split(".")) for name in used)
-    for name, entry in used.items():
-        memory_bytes = _memory_bytes(entry, float_bytes)
-        found = _expert_part(name, entry, config)
-        if found is not None:
-            layer, experts = found
-            size = layers.setdefault(layer, _Experts())
-            size.experts = max(size.experts, experts)
-            size.file_bytes += entry.size_bytes
-            size.memory_bytes += memory_bytes
-            size.width += _expert_width(name, entry)
-            continue
-        resident_bytes += memory_bytes
-        if has_head and _EMBEDDINGS & set(name.split(".")):
-            lookup_bytes += memory_bytes
+    layers, resident = _divided(used, config, float_bytes)
+    memory = {name: _memory_bytes(entry, float_bytes) for name, entry in resident.items()}
+    has_head = any(_HEADS & set(name.split(".")) for name in resident)
+    looked_up = [name for name in resident if has_head and _EMBEDDINGS & set(name.split("."))]
     number_bytes = float_bytes or _usual_float_bytes(used)
     top_k = experts_per_token(config) or max((s.experts for s in layers.values()), default=0)
+    expert_width = max((size.width for size in layers.values()), default=0)
+    converted = [e.size_bytes for name, e in resident.items() if e.size_bytes != memory[name]]
     return ModelSizes(
         file_bytes=_total_bytes(tensors.values()),
         unused_bytes=_total_bytes(tensors.values()) - _total_bytes(used.values()),
-        resident_bytes=resident_bytes,
-        lookup_bytes=lookup_bytes,
+        resident_bytes=sum(memory.values()),
+        lookup_bytes=sum(memory[name] for name in looked_up),
         layers=tuple(_layer_size(path, size) for path, size in layers.items()),
         top_k=top_k,
         cache=cache_size(config, number_bytes=number_bytes),
         working=working_size(
             config,
-            _widths(used, config, max((size.width for size in layers.values()), default=0)),
+            _widths(resident, expert_width),
             top_k=top_k,
-            sinks=any("sink" in name for name in used),
+            sinks=any("sink" in name for name in resident),
+            load_bytes=max(converted, default=0),
             number_bytes=number_bytes,
             on_gpu=on_gpu,
         ),
@@ -157,6 +147,26 @@ def measure_tensors(
 def experts_per_token(config: JsonObject) -> int | None:
     """Experts of a layer that one token uses, or None when the config does not say."""
     return _number(config, TOP_K_KEYS)
+
+
+def _divided(
+    used: Tensors, config: JsonObject, float_bytes: int | None
+) -> tuple[dict[str, _Experts], Tensors]:
+    """The routed experts of each layer, and all other tensors."""
+    layers: dict[str, _Experts] = {}
+    resident: dict[str, TensorEntry] = {}
+    for name, entry in used.items():
+        found = _expert_part(name, entry, config)
+        if found is None:
+            resident[name] = entry
+            continue
+        layer, experts = found
+        size = layers.setdefault(layer, _Experts())
+        size.experts = max(size.experts, experts)
+        size.file_bytes += entry.size_bytes
+        size.memory_bytes += _memory_bytes(entry, float_bytes)
+        size.width += _expert_width(name, entry)
+    return layers, resident
 
 
 def _float_bytes(dtype: ComputeType, on_gpu: bool) -> int | None:
@@ -211,12 +221,12 @@ def _expert_width(name: str, entry: TensorEntry) -> int:
     return entry.shape[1] if len(entry.shape) >= 3 else 0
 
 
-def _widths(used: Tensors, config: JsonObject, expert: int) -> Widths:
+def _widths(resident: Tensors, expert: int) -> Widths:
     """What the matrices outside the experts give for a token, and one expert's."""
     in_layer: dict[str, int] = {}
     outside = 0
-    for name, entry in used.items():
-        if not _is_matrix(name, entry) or _expert_part(name, entry, config):
+    for name, entry in resident.items():
+        if not _is_matrix(name, entry):
             continue
         width = prod(entry.shape[:-1])
         if number := _LAYER_NUMBER.search(name):

@@ -69,7 +69,14 @@ class Widths:
 
 
 def working_size(
-    config: JsonObject, widths: Widths, *, top_k: int, sinks: bool, number_bytes: int, on_gpu: bool
+    config: JsonObject,
+    widths: Widths,
+    *,
+    top_k: int,
+    sinks: bool,
+    load_bytes: int,
+    number_bytes: int,
+    on_gpu: bool,
 ) -> WorkingSize:
     """What computing takes at most.
 
@@ -78,6 +85,7 @@ def working_size(
         widths: Of the model's matrices.
         top_k: Experts of a layer that one token uses.
         sinks: Whether attention has sinks.
+        load_bytes: Of the largest resident tensor that is converted while it loads.
         number_bytes: Bytes of one number in the type that the engine computes in.
         on_gpu: Whether the engine computes on a GPU.
     """
@@ -92,6 +100,7 @@ def working_size(
     quarters += _INDEX_SCORES * (text.first("index_n_heads") or 0)
     return WorkingSize(
         process_bytes=_GPU_PROCESS_BYTES if on_gpu else _PROCESS_BYTES,
+        load_bytes=load_bytes,
         token_bytes=numbers * number_bytes,
         context_bytes=heads * _unfolded(text) * number_bytes if latent else 0,
         pair_bytes=quarters * number_bytes // 4,
