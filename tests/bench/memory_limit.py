@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from headrace_replicas.engine.experts.page_cache import PageCache
 from headrace_replicas.engine.experts.file_range import FileRange
+from headrace_replicas.engine.experts.page_cache import PageCache
 from headrace_replicas.engine.memory_refusal import shown_bytes
 from tests.bench.generated_model import Shape, make_model
 from tests.bench.memory_limit_run import Served, Workload, serve
