@@ -25,7 +25,8 @@ class Work:
 
     Attributes:
         hits: Needed experts that were in their slots.
-        misses: Experts that were read, those that turned out not to be needed too.
+        misses: Needed experts that had to be read.
+        wasted: Experts that were read and turned out not to be needed.
         read_bytes: Bytes read.
         read_s: Seconds of waiting for reads.
         gate_s: Seconds of waiting for gates; the device computes meanwhile.
@@ -34,6 +35,7 @@ class Work:
 
     hits: int = 0
     misses: int = 0
+    wasted: int = 0
     read_bytes: int = 0
     read_s: float = 0.0
     gate_s: float = 0.0
@@ -98,6 +100,7 @@ def work_so_far(loaded: LoadedModel) -> Work:
     return Work(
         hits=counters.hits,
         misses=counters.misses,
+        wasted=counters.wasted,
         read_bytes=totals.read_bytes,
         read_s=totals.busy_s,
         gate_s=counters.gate_wait_s,

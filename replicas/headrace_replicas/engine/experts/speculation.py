@@ -127,10 +127,10 @@ class SpeculativeModel:
         """
         counters, layers = self._streamed.counters, len(self._streamed.streams)
         for number, needed in enumerate(chosen):
-            loads = {
+            loads = [
                 expert for placement in fetched[number::layers] for expert, _slot in placement.loads
-            }
-            read = len(loads.intersection(needed))
+            ]
+            read = len(set(loads).intersection(needed))
             counters.wasted += len(loads) - read
             counters.misses += read
             counters.hits += len(needed) - read
