@@ -3,6 +3,8 @@
 On tiny random models, in one thread, so that every moment can be tried.
 """
 
+import gc
+import weakref
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -398,3 +400,18 @@ def test_embeddings_of_other_lengths_fit_each_other(target_vocabulary: int) -> N
     )
     assert guessed.shape == (1, 3)
     assert int(np.array(guessed).max()) < min(target_vocabulary, VOCABULARY)
+
+
+def test_a_batch_that_is_let_go_frees_its_caches_at_once() -> None:
+    """Without waiting for Python's collector: an engine that renews its batch needs the memory."""
+    bench = Bench(model_of("qwen3_moe"), model_of("qwen3_moe"))
+    bench.insert(REQUESTS[1])
+    for _ in range(12):
+        bench.step()
+    held = weakref.ref(bench.generator._generation_batch.prompt_cache[0])
+    gc.disable()
+    try:
+        del bench
+        assert held() is None
+    finally:
+        gc.enable()

@@ -140,8 +140,6 @@ class DraftedBatch(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
             stop_sequences=[],
             max_tokens=[],
         )
-        self.model = self._logits
-        self._target = target
         self._proposer = proposer
         self._limits = limits
         self._counters = counters
@@ -150,6 +148,15 @@ class DraftedBatch(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
         self._ahead: _Ahead | None = None
         self._is_comparable = False
         self._said: set[str] = set()
+
+    @property
+    def model(self) -> Any:
+        """What a step calls. It is made anew each time: a batch that is let go is gone at once."""
+        return self._logits
+
+    @model.setter
+    def model(self, target: Any) -> None:
+        self._target = target
 
     def next(self) -> list[Any]:
         """One step of all sequences; its time tells whether drafts pay."""
