@@ -115,13 +115,13 @@ def test_a_read_that_comes_in_pieces_goes_on_in_the_middle_of_a_target(
     """The system may give fewer bytes than asked for, at any boundary."""
     whole = os.preadv
 
-    def some(fd: int, buffers: Any, offset: int) -> int:
+    def some(fd: int, buffers: Any, offset: int, *flags: int) -> int:
         room = limit
         taken: list[memoryview] = []
         for buffer in buffers:
             taken.append(buffer[:room])
             room -= len(taken[-1])
-        return whole(fd, [one for one in taken if one], offset)
+        return whole(fd, [one for one in taken if one], offset, *flags)
 
     monkeypatch.setattr(os, "preadv", some)
     jobs = jobs_of((0, 10, 100), (0, 110, 1), (0, 111, 49))
