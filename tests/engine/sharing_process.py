@@ -7,6 +7,7 @@ own, because memory that other tests have freed would blur what this one gives b
 """
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,8 +67,9 @@ def main() -> None:
         phases.append(phase())
     sharing.engine.stop()
     shown = [asdict(one) for one in phases]
-    print(json.dumps({"slot_bytes": sharing.limits.slot_bytes, "phases": shown}))  # noqa: T201
+    print(json.dumps({"slot_bytes": sharing.limits.slot_bytes, "phases": shown}), flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # as an engine's process ends: Python's own end under MLX's threads may abort
