@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,19 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For commands: no setting of the machine counts, and lines are long enough."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "400")
+    # As `main` sets it: the first import of transformers writes a line of its own otherwise.
+    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    for name in list(os.environ):
+        if name.startswith("HEADRACE_"):
+            monkeypatch.delenv(name)
+
 
 _STATUS = pytest.StashKey[int]()
 

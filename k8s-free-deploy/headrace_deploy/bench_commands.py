@@ -9,7 +9,16 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from headrace_deploy.command_line import JsonOption, StateDirOption, endings
+from headrace_deploy.command_line import (
+    ContextOption,
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    RevisionOption,
+    SettingsFileOption,
+    StateDirOption,
+    endings,
+)
 from headrace_deploy.folders import prepare_state_folder
 from headrace_deploy.one_machine import uses_gpu
 from headrace_deploy.settings_sources import load
@@ -37,9 +46,7 @@ class Schedule(StrEnum):
 
 @bench_app.command("stream")
 def stream(
-    model: Annotated[
-        str, typer.Argument(help="`demo`, a folder with a checkpoint, or a Hugging Face id.")
-    ],
+    model: ModelArgument,
     *,
     slots: Annotated[
         str,
@@ -48,10 +55,8 @@ def stream(
     tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of each answer that are measured.")
     ] = 64,
-    context: Annotated[
-        int | None, typer.Option(help="Prompt and answer of one request together, in tokens.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or gpu. (default: auto)")] = None,
+    context: ContextOption = None,
+    device: DeviceOption = None,
     schedule: Annotated[
         Schedule | None,
         typer.Option(help="How missing experts are fetched. (default: engine.schedule)"),
@@ -65,12 +70,8 @@ def stream(
     cold: Annotated[
         bool, typer.Option(help="Measure with an empty page cache too.", show_default=True)
     ] = True,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="A YAML file of settings.")
-    ] = None,
+    revision: RevisionOption = None,
+    file: SettingsFileOption = None,
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:

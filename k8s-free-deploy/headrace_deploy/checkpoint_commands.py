@@ -8,19 +8,19 @@ import typer
 from rich.console import Console
 
 from headrace_deploy.byte_bar import ByteBars
-from headrace_deploy.command_line import JsonOption, StateDirOption, endings
+from headrace_deploy.command_line import (
+    JsonOption,
+    ModelArgument,
+    RevisionOption,
+    StateDirOption,
+    endings,
+)
 from headrace_deploy.folders import require_folder_or_nothing
 from headrace_deploy.settings_sources import load
 
 # Files or layers read at a time: enough to keep an SSD busy, 4 MiB of memory each.
 _WORKERS: Final = 8
 
-ModelArgument = Annotated[
-    str, typer.Argument(help="`demo`, a folder with a checkpoint, or a Hugging Face id.")
-]
-RevisionOption = Annotated[
-    str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")
-]
 WorkersOption = Annotated[
     int, typer.Option(min=1, max=64, help="Files or layers read at a time.", show_default=True)
 ]

@@ -17,7 +17,13 @@ from headrace_deploy import demo as demo_command
 from headrace_deploy import one_machine
 from headrace_deploy.bench_commands import bench_app
 from headrace_deploy.checkpoint_commands import pack, verify
-from headrace_deploy.command_line import JsonOption, StateDirOption, endings
+from headrace_deploy.command_line import (
+    DeviceOption,
+    JsonOption,
+    RevisionOption,
+    StateDirOption,
+    endings,
+)
 from headrace_deploy.folders import names_in, using_state_folder
 from headrace_deploy.plan_command import plan
 from headrace_deploy.settings_sources import KEY_VARIABLE, Loaded, load, parse_text, value_of
@@ -82,14 +88,12 @@ def serve(
             "--model", "-m", help="`demo`, a folder with a checkpoint, or a Hugging Face id."
         ),
     ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")
-    ] = None,
+    revision: RevisionOption = None,
     name: Annotated[str | None, typer.Option(help="The model id that clients ask for.")] = None,
     replicas: Annotated[
         int | None, typer.Option("--replicas", "-n", help="Engines; one per GPU. (default: 1)")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or gpu. (default: auto)")] = None,
+    device: DeviceOption = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on. (default: 127.0.0.1)")
     ] = None,

@@ -23,6 +23,19 @@ StateDirOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ModelArgument = Annotated[
+    str, typer.Argument(help="`demo`, a folder with a checkpoint, or a Hugging Face id.")
+]
+RevisionOption = Annotated[
+    str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")
+]
+ContextOption = Annotated[
+    int | None, typer.Option(help="Prompt and answer of one request together, in tokens.")
+]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu or gpu. (default: auto)")]
+SettingsFileOption = Annotated[
+    Path | None, typer.Option("--file", "-f", help="A YAML file of settings.")
+]
 
 
 @contextmanager

@@ -12,7 +12,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headrace_deploy.command_line import JsonOption, StateDirOption, endings
+from headrace_deploy.command_line import (
+    ContextOption,
+    DeviceOption,
+    JsonOption,
+    ModelArgument,
+    RevisionOption,
+    SettingsFileOption,
+    StateDirOption,
+    endings,
+)
 from headrace_deploy.node_plan import host_label
 from headrace_deploy.one_machine import read_and_plan, uses_gpu
 from headrace_deploy.settings_sources import load
@@ -25,27 +34,19 @@ from headrace_replicas.engine.memory_refusal import shown_bytes
 
 
 def plan(
-    model: Annotated[
-        str, typer.Argument(help="`demo`, a folder with a checkpoint, or a Hugging Face id.")
-    ],
+    model: ModelArgument,
     *,
-    revision: Annotated[
-        str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")
-    ] = None,
+    revision: RevisionOption = None,
     slots: Annotated[
         str | None,
         typer.Option(help="Experts in memory: auto, all, a share (25%) or a budget (8GiB)."),
     ] = None,
-    context: Annotated[
-        int | None, typer.Option(help="Prompt and answer of one request together, in tokens.")
-    ] = None,
+    context: ContextOption = None,
     max_batch: Annotated[
         int | None, typer.Option(help="Requests that decode together. (default: 16)")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or gpu. (default: auto)")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="A YAML file of settings.")
-    ] = None,
+    device: DeviceOption = None,
+    file: SettingsFileOption = None,
     state_dir: StateDirOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -74,81 +74,59 @@ class FaultPolicy:
     """What a kind of fault means.
 
     Attributes:
+        advice: What an operator should look at.
         scope: How far it reaches at first sight.
         terminal: The process makes no further call to its device and ends at once.
         budget: Such faults of one host within the window after which the process is replaced:
             1 replaces at the first, 0 never.
         blames_request: The same request at two of them is refused from then on.
-        advice: What an operator should look at.
     """
 
-    scope: FaultScope
-    terminal: bool
-    budget: int
-    blames_request: bool
     advice: str
+    scope: FaultScope = FaultScope.PROCESS
+    terminal: bool = False
+    budget: int = 1
+    blames_request: bool = False
 
 
 _TIMED_OUT: Final = FaultPolicy(
-    scope=FaultScope.PROCESS,
-    terminal=False,
-    budget=1,
-    blames_request=False,
-    advice="Look for a second process that uses the GPU, and for a cold page cache.",
+    advice="Look for a second process that uses the GPU, and for a cold page cache."
 )
 _BAD_ACCESS: Final = FaultPolicy(
-    scope=FaultScope.PROCESS,
-    terminal=True,
-    budget=1,
-    blames_request=True,
     advice="A kernel read or wrote where it must not: keep the request, and report it to MLX.",
+    terminal=True,
+    blames_request=True,
 )
 _PROCESS_GONE: Final = FaultPolicy(
-    scope=FaultScope.PROCESS,
-    terminal=True,
-    budget=1,
-    blames_request=True,
     advice="Read the last words of the process in the host's state folder.",
+    terminal=True,
+    blames_request=True,
 )
 _WRONG_OUTPUT: Final = FaultPolicy(
-    scope=FaultScope.PROCESS,
-    terminal=False,
-    budget=1,
-    blames_request=True,
     advice="The device computed nonsense without an error: verify the checkpoint, then suspect it.",
+    blames_request=True,
 )
 
 POLICIES: Final[dict[FaultKind, FaultPolicy]] = {
     FaultKind.TIMEOUT: _TIMED_OUT,
     FaultKind.IMPACTING_INTERACTIVITY: _TIMED_OUT,
     FaultKind.HANG: FaultPolicy(
-        scope=FaultScope.PROCESS,
-        terminal=True,
-        budget=1,
-        blames_request=True,
         advice="A kernel did not end: if one request does it again it is refused.",
+        terminal=True,
+        blames_request=True,
     ),
     FaultKind.SUBMISSIONS_IGNORED: FaultPolicy(
-        scope=FaultScope.PROCESS,
-        terminal=True,
-        budget=1,
-        blames_request=False,
         advice="Metal ignores this process for good. If a fresh process meets it on its first "
         "call, the host must be restarted.",
+        terminal=True,
     ),
     FaultKind.INNOCENT_VICTIM: FaultPolicy(
-        scope=FaultScope.REQUEST,
-        terminal=False,
-        budget=0,
-        blames_request=False,
         advice="Another process's fault took this work with it: find out which uses the GPU.",
+        scope=FaultScope.REQUEST,
+        budget=0,
     ),
     FaultKind.OUT_OF_MEMORY: FaultPolicy(
-        scope=FaultScope.PROCESS,
-        terminal=False,
-        budget=2,
-        blames_request=False,
-        advice="Lower engine.max_batch, model.context_tokens or engine.slots.",
+        advice="Lower engine.max_batch, model.context_tokens or engine.slots.", budget=2
     ),
     FaultKind.INVALID_RESOURCE: _BAD_ACCESS,
     FaultKind.INVALID_INPUT: _BAD_ACCESS,
@@ -156,44 +134,28 @@ POLICIES: Final[dict[FaultKind, FaultPolicy]] = {
     FaultKind.PROTECTION_VIOLATION: _BAD_ACCESS,
     FaultKind.STACK_OVERFLOW: _BAD_ACCESS,
     FaultKind.UNKNOWN_METAL: FaultPolicy(
-        scope=FaultScope.PROCESS,
-        terminal=True,
-        budget=1,
-        blames_request=False,
-        advice="This Metal error is not known here: keep its text and report it.",
+        advice="This Metal error is not known here: keep its text and report it.", terminal=True
     ),
     FaultKind.RESOURCE_LIMIT: FaultPolicy(
-        scope=FaultScope.PROCESS,
-        terminal=False,
-        budget=1,
-        blames_request=False,
         advice="The process holds too many or too large buffers: lower engine.max_batch, "
-        "model.context_tokens or engine.prefill_chunk_tokens.",
+        "model.context_tokens or engine.prefill_chunk_tokens."
     ),
     FaultKind.ABORTED: _PROCESS_GONE,
     FaultKind.KILLED: FaultPolicy(
-        scope=FaultScope.PROCESS,
-        terminal=True,
-        budget=1,
-        blames_request=False,
         advice="Somebody killed the process: the kernel for its memory, the watchdog, or a person.",
+        terminal=True,
     ),
     FaultKind.EXITED: _PROCESS_GONE,
     FaultKind.NO_PROGRESS: FaultPolicy(
-        scope=FaultScope.PROCESS,
-        terminal=True,
-        budget=1,
-        blames_request=True,
         advice="A step never ended: the stack dump in the host's state folder says where.",
+        terminal=True,
+        blames_request=True,
     ),
     FaultKind.NOT_FINITE: _WRONG_OUTPUT,
     FaultKind.REPEATED_TOKEN: _WRONG_OUTPUT,
     FaultKind.OTHER: FaultPolicy(
-        scope=FaultScope.PROCESS,
-        terminal=False,
-        budget=1,
-        blames_request=True,
         advice="An error that is not the device's: its text and stack tell where it came from.",
+        blames_request=True,
     ),
 }
 
@@ -243,9 +205,8 @@ def _kinds(line: str) -> Iterator[FaultKind]:
         return
     if not (by_name or _METAL.search(line) or _IOAF_CODE.search(line)):
         return
-    yield from (_CODES.get(code, FaultKind.UNKNOWN_METAL) for code in _codes(line))
-    if not _codes(line):
-        yield FaultKind.UNKNOWN_METAL
+    kinds = [_CODES.get(code, FaultKind.UNKNOWN_METAL) for code in _codes(line)]
+    yield from kinds or [FaultKind.UNKNOWN_METAL]
 
 
 def _codes(line: str) -> list[int]:

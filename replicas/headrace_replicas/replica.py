@@ -377,11 +377,10 @@ class Replica:
 
     def snapshot(self) -> ReplicaSnapshot:
         """What this replica says of itself now."""
-        status, streamed = self._engine.status, self._loaded.streamed
+        status, streamed, slots = self._engine.status, self._loaded.streamed, self._slots
         now_s = self._clock.monotonic_s()
         reads = ReadReport() if streamed is None else streamed.reader.health.report(now_s)
         warm_up = WarmUpProgress() if self._upkeep is None else self._upkeep.warm_up
-        status, streamed, slots = self._engine.status, self._loaded.streamed, self._slots
         return ReplicaSnapshot(
             replica_id=self._replica_id,
             generation=self._claim.generation,

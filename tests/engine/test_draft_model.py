@@ -7,21 +7,18 @@ from typing import Any
 import pytest
 from mlx.utils import tree_flatten
 
-from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import CheckpointError
-from headrace_replicas.contract.settings import Settings
-from headrace_replicas.device_claim import claim_device
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.draft_checkpoint import read_draft
 from headrace_replicas.engine.loading import LoadedModel
 from headrace_replicas.engine.steps import Engine
-from headrace_replicas.replica import Replica
 from headrace_serve.text.tokenizer import TextTokenizer
 from tests.streaming.architectures import by_module
 from tests.streaming.tiny_checkpoints import mode_named, write
 from tests.support.checkpoints import make_checkpoint
 from tests.support.drafts import DraftingEngine
 from tests.support.engines import DEMO_FOLDER, ask, load_on_cpu, request_for
+from tests.support.replicas import make_replica
 
 pytestmark = pytest.mark.engine
 
@@ -29,16 +26,7 @@ pytestmark = pytest.mark.engine
 def test_a_replica_loads_its_draft_model_plans_for_it_and_answers_the_same(
     tmp_path: Path, engine: Engine, checkpoint: Checkpoint, tokenizer: TextTokenizer
 ) -> None:
-    settings = Settings.model_validate(
-        {"engine": {"device": "cpu", "draft_model": "demo"}, "state_dir": tmp_path}
-    )
-    replica = Replica(
-        replica_id="abc123",
-        host="here",
-        claim=claim_device(tmp_path, "here", devices=8, wait_s=0, clock=SystemClock()),
-        settings=settings,
-        clock=SystemClock(),
-    )
+    replica = make_replica(tmp_path, engine={"draft_model": "demo"})
     leaves: Any = tree_flatten(load_on_cpu(checkpoint).model.parameters())  # type: ignore[no-untyped-call]  # MLX's own
     weights_bytes = sum(array.nbytes for _, array in leaves)
     # Keys and values of 2 heads of 64 in 8 layers, 2048 tokens, float32.

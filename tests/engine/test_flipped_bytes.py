@@ -12,13 +12,11 @@ from typer.testing import CliRunner
 
 from headrace_deploy.cli import app
 from headrace_replicas.canary import canary_request
-from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import CheckpointError, EngineFaultError
-from headrace_replicas.contract.settings import Settings
-from headrace_replicas.device_claim import claim_device
 from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.replica import Replica
 from tests.support.engines import DEMO_FOLDER, ask
+from tests.support.replicas import STREAMING, make_replica
 from tests.support.streaming_engines import StreamingEngine
 
 pytestmark = pytest.mark.engine
@@ -87,21 +85,7 @@ def flip(folder: Path, byte: Byte, bit: int) -> None:
 
 def start(folder: Path, state_dir: Path) -> Replica:
     """A replica that streams a quarter of the experts."""
-    settings = Settings.model_validate(
-        {
-            "model": {"path": str(folder)},
-            "engine": {"device": "cpu", "slots": "25%", "schedule": "layers"},
-            "state_dir": state_dir,
-        }
-    )
-    clock = SystemClock()
-    return Replica(
-        replica_id="a",
-        host="here",
-        claim=claim_device(state_dir, "here", devices=8, wait_s=0, clock=clock),
-        settings=settings,
-        clock=clock,
-    )
+    return make_replica(state_dir, engine=STREAMING, model={"path": str(folder)})
 
 
 def test_the_canary_refuses_a_byte_that_spoils_its_answer(

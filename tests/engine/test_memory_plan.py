@@ -12,8 +12,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import MemoryPlanError
-from headrace_replicas.contract.settings import EngineSettings, Settings
-from headrace_replicas.device_claim import claim_device
+from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.budget import Budget, draw_up
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.experts.seam import expert_layers
@@ -25,6 +24,7 @@ from tests.streaming.architectures import ARCHITECTURES, Architecture
 from tests.streaming.model_configs import VOCABULARY
 from tests.streaming.tiny_checkpoints import MODES, write
 from tests.support.engines import request_for
+from tests.support.replicas import make_replica
 
 pytestmark = pytest.mark.engine
 
@@ -148,16 +148,6 @@ def test_computing_with_streamed_experts_takes_what_was_planned(
     assert 0.2 * computing(sizes) < taken <= computing(sizes)
 
 
-def make_replica(state_dir: Path, **engine: Any) -> Replica:
-    settings = Settings.model_validate(
-        {"engine": {"device": "cpu"} | engine, "state_dir": state_dir}
-    )
-    claim = claim_device(state_dir, "here", devices=8, wait_s=0, clock=SystemClock())
-    return Replica(
-        replica_id="abc", host="here", claim=claim, settings=settings, clock=SystemClock()
-    )
-
-
 def answer(replica: Replica, checkpoint: Checkpoint, prompt: tuple[int, ...]) -> list[int]:
     async def collect() -> list[int]:
         request = request_for(checkpoint, prompt, max_tokens=24)
@@ -170,9 +160,9 @@ def test_a_replica_streams_when_its_plan_says_so(
     tmp_path: Path, checkpoint: Checkpoint, chat: Chat
 ) -> None:
     """And answers as one that keeps all experts; its snapshot tells how often it read."""
-    streaming = make_replica(tmp_path, slots="25%")
+    streaming = make_replica(tmp_path, engine={"slots": "25%"})
     assert (streaming.memory_plan.slots_per_layer, streaming.memory_plan.streams) == (8, True)
-    resident = make_replica(tmp_path, slots="auto")
+    resident = make_replica(tmp_path, engine={"slots": "auto"})
     assert (resident.memory_plan.slots_per_layer, resident.memory_plan.streams) == (32, False)
     prompt = chat("What is 9 + 9?")
     assert answer(streaming, checkpoint, prompt) == answer(resident, checkpoint, prompt)
@@ -187,6 +177,6 @@ def test_a_replica_streams_when_its_plan_says_so(
 def test_a_replica_refuses_what_cannot_fit(tmp_path: Path) -> None:
     """Before a byte of the weights is read."""
     with pytest.raises(MemoryPlanError, match=r"at least 12\.5%"):
-        make_replica(tmp_path, slots="5%")
+        make_replica(tmp_path, engine={"slots": "5%"})
     with pytest.raises(MemoryPlanError, match="does not fit into memory"):
-        make_replica(tmp_path, cache_limit_bytes=2**50)
+        make_replica(tmp_path, engine={"cache_limit_bytes": 2**50})

@@ -9,37 +9,17 @@ from typing import Any
 
 import pytest
 
-from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import CheckpointError, EngineFaultError
 from headrace_replicas.contract.fleet import ReplicaState
-from headrace_replicas.contract.settings import Settings
-from headrace_replicas.device_claim import claim_device
 from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.replica import Replica
 from tests.support.checkpoints import make_checkpoint
 from tests.support.engines import request_for
+from tests.support.replicas import make_replica
 
 pytestmark = pytest.mark.engine
 
 Chat = Callable[[str], tuple[int, ...]]
-
-
-def make_replica(state_dir: Path, model: str = "demo", **fleet: Any) -> Replica:
-    settings = Settings.model_validate(
-        {
-            "model": {"path": model},
-            "engine": {"device": "cpu"},
-            "fleet": fleet,
-            "state_dir": state_dir,
-        }
-    )
-    return Replica(
-        replica_id="abc123",
-        host="here",
-        claim=claim_device(state_dir, "here", devices=8, wait_s=0, clock=SystemClock()),
-        settings=settings,
-        clock=SystemClock(),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +83,7 @@ def test_snapshots_count_up_and_name_process_and_device(replica: Replica) -> Non
 
 
 def test_a_replica_that_nobody_asks_probes_itself(tmp_path: Path) -> None:
-    lonely = make_replica(tmp_path, probe_period_s=0.05)
+    lonely = make_replica(tmp_path, fleet={"probe_period_s": 0.05})
 
     async def watch_for_a_while() -> int:
         watch = asyncio.create_task(lonely.watch_itself())
@@ -122,11 +102,11 @@ def test_weights_that_changed_since_they_were_verified_never_become_ready(tmp_pa
     """All sizes and headers are right, so that only the recorded canary can tell."""
     folder = tmp_path / "model"
     make_checkpoint(folder)
-    make_replica(tmp_path / "state", str(folder))
+    make_replica(tmp_path / "state", model={"path": str(folder)})
     shutil.rmtree(folder)
     make_checkpoint(folder, breaks=("flipped_bytes",))
     with pytest.raises(CheckpointError, match="answers its canary wrongly"):
-        make_replica(tmp_path / "state", str(folder))
+        make_replica(tmp_path / "state", model={"path": str(folder)})
 
 
 def test_an_engine_that_failed_makes_its_replica_unhealthy(

@@ -10,17 +10,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import MemoryPlanError
-from headrace_replicas.contract.settings import Settings
-from headrace_replicas.device_claim import claim_device
 from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.experts.governor import QUIET_S
 from headrace_replicas.engine.experts.schedule import SCHEDULES
 from headrace_replicas.engine.footprint import HostPressure
 from headrace_replicas.engine.steps import Engine
-from headrace_replicas.replica import Replica
 from tests.support.engines import ask, request_for
+from tests.support.replicas import STREAMING, make_replica
 from tests.support.shared_host import SharingEngine, wait_until
 
 pytestmark = pytest.mark.engine
@@ -145,20 +142,8 @@ def test_a_replica_tells_what_became_of_its_slots(
     def pressure() -> HostPressure:
         return HostPressure(available_bytes=2**40, source="a Mac of the test's", level=level)  # type: ignore[arg-type]
 
-    engine_settings = {
-        "device": "cpu",
-        "slots": "25%",
-        "schedule": "layers",
-        "memory_check_s": 0.005,
-    }
-    replica = Replica(
-        replica_id="abc",
-        host="here",
-        claim=claim_device(tmp_path, "here", devices=8, wait_s=0, clock=SystemClock()),
-        settings=Settings.model_validate({"engine": engine_settings, "state_dir": tmp_path}),
-        clock=SystemClock(),
-        pressure=pressure,
-    )
+    engine_settings = {**STREAMING, "memory_check_s": 0.005}
+    replica = make_replica(tmp_path, engine=engine_settings, options={"pressure": pressure})
     before = replica.snapshot()
     assert (before.expert_slots, before.expert_slots_planned) == (8, 8)
     assert (before.expert_slots_reason, before.expert_resizes) == ("", 0)

@@ -15,8 +15,6 @@ from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.contract.fleet import ReplicaState
 from headrace_replicas.contract.requests import GenerateRequest
-from headrace_replicas.contract.settings import Settings
-from headrace_replicas.device_claim import claim_device
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.steps import Engine
 from headrace_replicas.injection.plan import (
@@ -29,6 +27,7 @@ from headrace_replicas.injection.plan import (
 from headrace_replicas.replica import Replica
 from tests.support.engines import DEMO_FOLDER, ask, request_for
 from tests.support.fleet import Fleet, told_to_leave
+from tests.support.replicas import STREAMING, make_replica
 from tests.support.streaming_engines import StreamingEngine, faulty_storage
 
 pytestmark = pytest.mark.engine
@@ -247,20 +246,11 @@ def replica(tmp_path: Path) -> Replica:
     """A replica whose volume is unplugged once `now` exists."""
     plan = tmp_path / "faults.yaml"
     plan.write_text(f"faults: [{{kind: read_error, errno: ENODEV, once_exists: {tmp_path}/now}}]")
-    settings = Settings.model_validate(
-        {
-            "engine": {"device": "cpu", "slots": "25%", "schedule": "layers"},
-            "injection": {"armed": True, "plan": plan},
-            "state_dir": tmp_path / "state",
-        }
-    )
-    clock = SystemClock()
-    return Replica(
-        replica_id="a",
+    return make_replica(
+        tmp_path / "state",
+        engine=STREAMING,
         host="host-a",
-        claim=claim_device(tmp_path / "state", "host-a", devices=1, wait_s=0, clock=clock),
-        settings=settings,
-        clock=clock,
+        injection={"armed": True, "plan": plan},
     )
 
 

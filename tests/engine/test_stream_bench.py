@@ -1,7 +1,6 @@
 """`headrace bench stream` on the demo model: its structure, its tokens, its end; never a speed."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from headrace_replicas.engine.checkpoint import read_checkpoint
 from headrace_replicas.engine.experts.schedule import SCHEDULES
 from tests.support.engines import DEMO_FOLDER
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("clean_environment")]
 
 TOKENS = 4
 SETTLING = 1
@@ -27,17 +26,6 @@ PROMPT = "Tell me a story about a fox named Vera."
 PATIENCE_S = 120
 EXPERT_BYTES = 82_944  # of the demo model, in its files
 LAYERS, TOP_K = 8, 4
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting of the machine that runs the tests counts, and lines are long enough."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    for name in list(os.environ):
-        if name.startswith("HEADRACE_"):
-            monkeypatch.delenv(name)
 
 
 def arguments(model: str | Path, slots: str, *more: str) -> list[str]:

@@ -13,8 +13,7 @@ import pytest
 
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import EngineFaultError, ExpertReadError
-from headrace_replicas.contract.settings import EngineSettings, Settings
-from headrace_replicas.device_claim import claim_device
+from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.budget import draw_up
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.experts.hot_list import hot_list_path, read_hot_list
@@ -28,6 +27,7 @@ from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from headrace_replicas.engine.steps import Engine
 from headrace_replicas.replica import Replica
 from tests.support.engines import DEMO_FOLDER, ask, request_for
+from tests.support.replicas import STREAMING, make_replica
 
 pytestmark = pytest.mark.engine
 
@@ -52,22 +52,6 @@ def running(loaded: LoadedModel, schedule: str = "layers") -> Engine:
     return engine
 
 
-def make_replica(state_dir: Path, **engine: Any) -> Replica:
-    settings = Settings.model_validate(
-        {
-            "engine": {"device": "cpu", "slots": "25%", "schedule": "layers", **engine},
-            "state_dir": state_dir,
-        }
-    )
-    return Replica(
-        replica_id="abc123",
-        host="here",
-        claim=claim_device(state_dir, "here", devices=8, wait_s=0, clock=SystemClock()),
-        settings=settings,
-        clock=SystemClock(),
-    )
-
-
 async def answer(replica: Replica, request: Any) -> tuple[int, ...]:
     return tuple([token async for chunk in replica.generate(request) for token in chunk.ids])
 
@@ -78,7 +62,7 @@ def replicas(tmp_path: Path) -> Iterator[Callable[..., Replica]]:
     made: list[Replica] = []
 
     def make(**engine: Any) -> Replica:
-        made.append(make_replica(tmp_path, **engine))
+        made.append(make_replica(tmp_path, engine={**STREAMING, **engine}))
         return made[-1]
 
     yield make

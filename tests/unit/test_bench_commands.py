@@ -1,6 +1,5 @@
 """`headrace bench stream`: what it refuses before anything is loaded."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,7 @@ from headrace_deploy.cli import app
 from tests.support.engines import DEMO_FOLDER
 from tests.support.tiny_shards import tiny_checkpoint
 
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting of the machine that runs the tests counts, and lines are long enough."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    for name in list(os.environ):
-        if name.startswith("HEADRACE_"):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 def bench(*arguments: str) -> Result:

@@ -1,7 +1,6 @@
 """The command line: what it prints, how it fails, and what it refuses before anything starts."""
 
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +31,8 @@ from headrace_replicas.contract.fleet import Cause, Incident
 from headrace_replicas.contract.settings import Settings
 from headrace_serve.incident_log import IncidentLog
 
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
 INCIDENT = Incident(
     id="20260101-a",
     cause=Cause.REPLICA_DIED,
@@ -45,16 +46,6 @@ INCIDENT = Incident(
     evidence=("ActorDiedError: [red]the actor died[/]",),
     timeline=((1_767_225_600.0, "opened"), (1_767_225_600.25, "request r1 moved")),
 )
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting of the machine that runs the tests counts, and lines are long enough."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in list(os.environ):
-        if name.startswith("HEADRACE_"):
-            monkeypatch.delenv(name)
 
 
 def headrace(*arguments: str) -> Result:

@@ -13,6 +13,8 @@ from headrace_deploy.command_line import endings
 from headrace_deploy.folders import fresh_folder, open_log, prepare_state_folder
 from headrace_replicas.contract.errors import LaunchError
 
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
 SERVE = (
     "serve", "--model", "demo", "--device", "cpu", "--port", "0",
     "--set", "ray.port=0", "--set", "ray.dashboard_port=0",
@@ -21,18 +23,6 @@ READING = (("incidents", "list"), ("incidents", "show", "x"), ("verify", "demo")
 WRITING = (SERVE, ("pack", "demo"), ("bench", "stream", "demo"))
 # No file system that we know takes a name this long; it fails for root as well.
 TOO_LONG = "x" * 300
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting of the machine that runs the tests counts, and lines are long enough."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "400")
-    # As `main` sets it: the first import of transformers writes a line of its own otherwise.
-    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    for name in list(os.environ):
-        if name.startswith("HEADRACE_"):
-            monkeypatch.delenv(name)
 
 
 def headrace(*arguments: str) -> Result:

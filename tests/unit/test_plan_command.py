@@ -1,7 +1,6 @@
 """`headrace plan`: the numbers, the words, and how it ends."""
 
 import json
-import os
 import socket
 import time
 from dataclasses import replace
@@ -25,6 +24,8 @@ from headrace_replicas.engine.memory_plan import plan
 from headrace_replicas.engine.safetensors_header import read_header
 from tests.support.engines import DEMO_FOLDER, demo_checkpoint
 
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
 GIB = 2**30
 SIZES = ModelSizes(
     file_bytes=18 * GIB,
@@ -41,16 +42,6 @@ SIZES = ModelSizes(
     cache=CacheSize(token_bytes=65_536),
 )
 HOST = HostMemory(limit_bytes=8 * GIB, total_bytes=12 * GIB, source="a host of the test's")
-
-
-@pytest.fixture(autouse=True)
-def _clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No setting of the machine that runs the tests counts, and lines are long enough."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
-    for name in list(os.environ):
-        if name.startswith("HEADRACE_"):
-            monkeypatch.delenv(name)
 
 
 def headrace_plan(*arguments: str) -> Result:

@@ -29,3 +29,13 @@ def bound_freed_memory(cache_limit_bytes: int) -> None:
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:
         set_option(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+
+
+def return_free_pages() -> None:
+    """Let the C library give back what it keeps of freed memory.
+
+    Smaller blocks lie in a heap with holes, whose pages glibc keeps unless it is told.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace_replicas.engine.durable_files import write_whole
 from headrace_replicas.engine.footprint import ModelSizes
+from headrace_replicas.engine.json_files import first_complaint
 from headrace_replicas.engine.memory_plan import Bandwidths
 from headrace_replicas.engine.stream_figures import Limits, Row
 
@@ -183,9 +184,7 @@ def find_record(state_dir: Path, origin: Origin) -> Found:
     try:
         record = BenchRecord.model_validate_json(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        return Found(ignored=f"{path} is no record of this headrace ({where}: {first['msg']})")
+        return Found(ignored=f"{path} is no record of this headrace ({first_complaint(error)})")
     foreign = _foreign(record.origin, origin)
     if foreign:
         return Found(ignored=f"{path} was measured {foreign}")

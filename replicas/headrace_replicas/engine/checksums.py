@@ -20,7 +20,12 @@ from headrace_replicas.contract.errors import CheckpointError
 from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.durable_files import write_whole
 from headrace_replicas.engine.file_digests import FileDigests, FilePlan, Span, digest_files
-from headrace_replicas.engine.json_files import LARGE_FILE_BYTES, is_regular_file, read_bytes
+from headrace_replicas.engine.json_files import (
+    LARGE_FILE_BYTES,
+    first_complaint,
+    is_regular_file,
+    read_bytes,
+)
 from headrace_replicas.engine.safetensors_header import read_header
 
 CHECKSUMS_FILE: Final = "headrace.checksums.json"
@@ -193,10 +198,9 @@ def read_checksums(path: Path) -> Checksums:
     try:
         return Checksums.model_validate_json(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
         raise CheckpointError(
-            f"{path} is no record of checksums that this headrace reads ({where}: {first['msg']}). "
+            f"{path} is no record of checksums that this headrace reads "
+            f"({first_complaint(error)}). "
             "Write it again from a copy that you trust: headrace verify MODEL --create --force."
         ) from error
 

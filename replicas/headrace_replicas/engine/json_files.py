@@ -9,6 +9,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from headrace_replicas.contract.errors import CheckpointError
 
 JsonObject = dict[str, object]
@@ -40,6 +42,13 @@ def read_bytes(path: Path, *, limit_bytes: int) -> bytes:
         raise CheckpointError(f"{path} is missing. {REMEDY}") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def first_complaint(error: ValidationError) -> str:
+    """Where pydantic found the first thing wrong in a file, and what it is."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "the file"
+    return f"{where}: {first['msg']}"
 
 
 def decode_text(raw: bytes, path: Path) -> str:

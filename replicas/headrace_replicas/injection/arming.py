@@ -46,10 +46,5 @@ def arm(
         return None
     summary = "; ".join(str(fault) for _, fault in faults)
     log.warning("FAULT INJECTION IS ARMED by %s: %s", settings.plan, summary)
-    storage = FaultyStorage(
-        SystemStorage(),
-        [(number, fault) for number, fault in faults],
-        seed=plan.seed,
-        clock=clock,
-    )
+    storage = FaultyStorage(SystemStorage(), faults, seed=plan.seed, clock=clock)
     return Armament(storage=storage, summary=summary)

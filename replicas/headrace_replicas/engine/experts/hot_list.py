@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from headrace_replicas.engine.durable_files import locked, write_whole
 from headrace_replicas.engine.experts.popularity import Popularity, misfit, unknown, with_uses
 from headrace_replicas.engine.experts.use_counts import UseCounts
-from headrace_replicas.engine.json_files import SMALL_FILE_BYTES, is_regular_file
+from headrace_replicas.engine.json_files import SMALL_FILE_BYTES, first_complaint, is_regular_file
 
 log = logging.getLogger("ray.serve.headrace.experts")
 
@@ -164,9 +164,9 @@ def read_hot_list(path: Path, fingerprint: str, shapes: Mapping[str, int]) -> Po
     try:
         held = HotListFile.model_validate_json(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ValueError(f"it is damaged or of another version ({where}: {first['msg']})") from None
+        raise ValueError(
+            f"it is damaged or of another version ({first_complaint(error)})"
+        ) from None
     if held.fingerprint != fingerprint:
         raise ValueError("it belongs to another checkpoint")
     popularity = Popularity(layers={layer.path: layer.uses for layer in held.layers})

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from headrace_replicas.contract.errors import CheckpointError
 from headrace_replicas.engine.file_digests import FilePlan, Span, digest_files
-from headrace_replicas.engine.json_files import LARGE_FILE_BYTES, read_bytes
+from headrace_replicas.engine.json_files import LARGE_FILE_BYTES, first_complaint, read_bytes
 from headrace_replicas.engine.safetensors_header import DTYPE_BYTES
 
 INDEX_FILE: Final = "headrace.experts.json"
@@ -195,11 +195,9 @@ def read_index(path: Path) -> PackIndex:
     try:
         return PackIndex.model_validate_json(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
         raise CheckpointError(
-            f"{path} is no pack that this headrace reads ({where}: {first['msg']}). Write it again "
-            "with headrace pack."
+            f"{path} is no pack that this headrace reads ({first_complaint(error)}). "
+            "Write it again with headrace pack."
         ) from error
 
 

@@ -6,7 +6,7 @@ from typing import Final
 from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.engine.experts.install import StreamedModel
 from headrace_replicas.engine.experts.slots import Placement
-from headrace_replicas.engine.experts.streaming import ExpertStream
+from headrace_replicas.engine.experts.streaming import ExpertStream, fill
 
 # Layers are read together up to so many bytes: far more than keeps all workers busy, and little
 # enough that what is read beside the pools to be converted does not count, and that the engine
@@ -38,13 +38,11 @@ def preload(streamed: StreamedModel, hottest: Sequence[Sequence[int]]) -> int:
     batches = list(_batches(placed))
     for number, batch in enumerate(batches):
         try:
-            streamed.reader.read([job for stream, one in batch for job in stream.jobs(one)])
+            fill(streamed.reader, batch)
         except ExpertReadError:
-            for stream, one in (pair for late in batches[number:] for pair in late):
+            for stream, one in (pair for later in batches[number + 1 :] for pair in later):
                 stream.abandon(one)
             raise
-        for stream, one in batch:
-            stream.arrived(one)
         streamed.on_progress()
     return sum(len(one.loads) for _stream, one in placed)
 

@@ -7,7 +7,6 @@ reads slots is left to compute, and layers may differ in their number of slots. 
 be had, that is a fault of the engine: its process is replaced, and plans anew.
 """
 
-import ctypes
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Final
 
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import MemoryPlanError
+from headrace_replicas.engine.allocators import return_free_pages
 from headrace_replicas.engine.backend import mx
 from headrace_replicas.engine.experts.governor import Limits, Reading, begin, decide
 from headrace_replicas.engine.experts.install import StreamedModel
@@ -149,7 +149,7 @@ class SlotKeeper:
                 if self._clock.monotonic_s() >= until_s:
                     break
         if not self._left:
-            _return_free_pages()
+            return_free_pages()
             self._finish()
 
     def _finish(self) -> None:
@@ -184,14 +184,3 @@ def nothing_cached() -> Iterator[None]:
         yield
     finally:
         mx.set_cache_limit(limit_bytes)
-
-
-def _return_free_pages() -> None:
-    """Let the C library give back what it keeps of freed memory.
-
-    On a CPU MLX allocates by `malloc`, and glibc maps only what is large on its own; smaller pools
-    lie in a heap with holes, whose pages it keeps unless it is told.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(ctypes.c_size_t(0))

@@ -15,11 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.engine.backend import mx
 from headrace_replicas.engine.experts.install import StreamedModel
 from headrace_replicas.engine.experts.slots import Placement
-from headrace_replicas.engine.experts.streaming import ExpertStream
+from headrace_replicas.engine.experts.streaming import ExpertStream, fill
 
 # Passes that may fail before a token goes layer by layer, which needs exactly one.
 _PASSES: Final = 3
@@ -97,15 +96,7 @@ class SpeculativeModel:
     def _fetch(self, chosen: Sequence[list[int]]) -> list[Placement]:
         """Bring what every layer chose, in one batch of reads."""
         placed = [(stream, stream.place(needed)) for stream, needed in self._each(chosen)]
-        jobs = [job for stream, placement in placed for job in stream.jobs(placement)]
-        try:
-            self._streamed.reader.read(jobs)
-        except ExpertReadError:
-            for stream, placement in placed:
-                stream.abandon(placement)
-            raise
-        for stream, placement in placed:
-            stream.arrived(placement)
+        fill(self._streamed.reader, placed)
         self._streamed.on_progress()
         return [placement for _stream, placement in placed]
 

@@ -168,7 +168,7 @@ class ExpertStream:
         return sum(pool.slot_bytes for pool in self._pools)
 
     def resize(self, slots: int) -> None:
-        """Change how many experts fit; the most recently used ones stay.
+        """Change how many experts fit; the most used ones stay.
 
         To be called between two steps. One tensor is moved at a time, so that never more than one
         of the new pools exists beside its old one.
@@ -240,12 +240,7 @@ class ExpertStream:
             return
         if computing is not None:
             computing.wait_for(slot for _expert, slot in placement.loads)
-        try:
-            self._reader.read(self.jobs(placement))
-        except ExpertReadError:
-            self.abandon(placement)
-            raise
-        self.arrived(placement)
+        fill(self._reader, [(self, placement)])
         self._on_progress()
 
     def place(self, needed: list[int], earlier: Sequence[int] = ()) -> Placement:
@@ -341,6 +336,22 @@ class ExpertStream:
         back = np.argsort(np.concatenate(places))
         joined = mx.concatenate(computing.outputs)[mx.array(back)]
         return self._unfinished.note(joined.reshape(*chosen.shape, joined.shape[-1]))
+
+
+def fill(reader: RangeReader, placed: Sequence[tuple[ExpertStream, Placement]]) -> None:
+    """Bring what layers' placements lack, in one batch of reads.
+
+    Raises:
+        ExpertReadError: An expert's bytes could not be read; none of the batch has a slot then.
+    """
+    try:
+        reader.read([job for stream, placement in placed for job in stream.jobs(placement)])
+    except ExpertReadError:
+        for stream, placement in placed:
+            stream.abandon(placement)
+        raise
+    for stream, placement in placed:
+        stream.arrived(placement)
 
 
 def attach(layer: ExpertLayer, stream: ExpertStream) -> None:

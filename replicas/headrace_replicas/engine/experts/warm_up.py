@@ -7,7 +7,6 @@ requests read from alone.
 """
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from headrace_replicas.contract.clock import Clock
 from headrace_replicas.engine.experts.file_range import FileRange
 from headrace_replicas.engine.experts.install import StreamedModel
 from headrace_replicas.engine.experts.popularity import Popularity, ranked
+from headrace_replicas.engine.experts.storage import SystemStorage
 from headrace_replicas.engine.experts.warm_up_plan import (
     CHUNK_BYTES,
     Finished,
@@ -77,6 +77,7 @@ class WarmUp:
         self._bytes_per_s = bytes_per_s
         self._is_busy = is_busy
         self._clock = clock
+        self._storage = SystemStorage()
         self._buffer = memoryview(bytearray(CHUNK_BYTES))
         self.progress = WarmUpProgress(planned_bytes=sum(one.size_bytes for one in ranges))
 
@@ -120,7 +121,9 @@ class WarmUp:
             match action:
                 case Read(one):
                     if one.file not in descriptors:
-                        descriptors[one.file] = _open(self._files[one.file], opened)
+                        fd = self._storage.open(self._files[one.file])
+                        opened.callback(self._storage.close, fd)
+                        descriptors[one.file] = fd
                     self._read(descriptors[one.file], one)
                     self.progress = replace(self.progress, done_bytes=now.done_bytes)
                     seconds = 0.0
@@ -137,7 +140,7 @@ class WarmUp:
         done = 0
         while done < one.size_bytes:
             try:
-                count = os.preadv(
+                count = self._storage.read(
                     descriptor, [self._buffer[: one.size_bytes - done]], one.offset + done
                 )
             except OSError as error:
@@ -145,15 +148,6 @@ class WarmUp:
             if not count:
                 raise OSError(f"{self._files[one.file]} ends at byte {one.offset + done}")
             done += count
-
-
-def _open(file: Path, opened: ExitStack) -> int:
-    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    opened.callback(os.close, descriptor)
-    if hasattr(os, "posix_fadvise"):
-        # Read-ahead would go beyond what was planned.
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    return descriptor
 
 
 def without_slots(streamed: StreamedModel, popularity: Popularity) -> list[list[FileRange]]:
