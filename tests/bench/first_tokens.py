@@ -20,7 +20,7 @@ from headrace_replicas.engine.steps import Engine
 from tests.bench.decoding import read_through, record_choices
 from tests.bench.routing import Trace
 from tests.bench.work_clock import WorkClock
-from tests.support.engines import Answer, request_for
+from tests.support.engines import Answer, becomes_idle, request_for
 
 # One prompt of the longest bench on a busy machine.
 _PATIENCE_S: Final = 3600
@@ -145,8 +145,8 @@ class FirstToken:
             answer.wait()
             ttft_s, work_s = time.perf_counter() - began[1], clock.seconds() - began[0]
             read_s = (work_so_far(served.loaded) - before).read_s
-        while served.engine.status.running or served.engine.status.waiting:
-            time.sleep(0.01)  # the step that gave the token ends
+        if not becomes_idle(served.engine):  # the step that gave the token ends
+            raise RuntimeError("the engine did not end its step")
         touched, needed = _used(served)
         streamed = served.loaded.streamed
         return First(

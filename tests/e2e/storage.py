@@ -11,7 +11,6 @@ had to move, or when no incident names a file.
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from headrace_serve.text.tokenizer import TextTokenizer
 from tests.support.engines import DEMO_FOLDER
 from tests.support.item_prompts import item_prompts
 from tests.support.stack import READY_S, Stack, StreamedAnswer
+from tests.support.waiting import comes_true
 
 STALLED, UNPLUGGED = 0, 1
 """The devices of the two engines."""
@@ -154,11 +154,8 @@ class FaultyFleet:
 
     @staticmethod
     def _until(condition: Any) -> None:
-        give_up_s = time.monotonic() + READY_S
-        while not condition():
-            if time.monotonic() > give_up_s:
-                raise AssertionError("it did not come to that")
-            time.sleep(_POLL_S)
+        if not comes_true(condition, patience_s=READY_S, every_s=_POLL_S):
+            raise AssertionError("it did not come to that")
 
 
 def main() -> int:

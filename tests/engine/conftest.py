@@ -8,6 +8,14 @@ from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.steps import Engine
 from headrace_serve.text.tokenizer import TextTokenizer
 from tests.support.engines import DEMO_FOLDER, demo_checkpoint, start_engine
+from tests.support.replicas import close_replicas
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_replica_outlives_its_module() -> Iterator[None]:
+    """What a replica does beside requests would go on under the tests of other modules."""
+    yield
+    close_replicas()
 
 
 @pytest.fixture(scope="package")

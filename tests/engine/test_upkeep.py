@@ -28,6 +28,7 @@ from headrace_replicas.engine.steps import Engine
 from headrace_replicas.replica import Replica
 from tests.support.engines import DEMO_FOLDER, ask, request_for
 from tests.support.replicas import STREAMING, make_replica
+from tests.support.waiting import comes_true
 
 pytestmark = pytest.mark.engine
 
@@ -208,12 +209,7 @@ def test_the_warm_up_takes_what_has_no_slot_hottest_first_and_the_rest_as_it_lie
 
 
 def wait_for(done: Callable[[], bool]) -> None:
-    async def look() -> None:
-        async with asyncio.timeout(60):
-            while not done():  # noqa: ASYNC110  a thread of the replica's
-                await asyncio.sleep(0.01)
-
-    asyncio.run(look())
+    assert comes_true(done)
 
 
 def test_an_idle_replica_warms_up_what_has_no_slot_and_says_how_far_it_is(

@@ -1,7 +1,6 @@
 """Engines for tests: the demo model on MLX's CPU device, and sinks that collect an answer."""
 
 import queue
-import time
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -18,6 +17,7 @@ from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
 from headrace_replicas.engine.loading import LoadedModel, load
 from headrace_replicas.engine.steps import Engine
+from tests.support.waiting import comes_true
 
 DEMO_FOLDER = Path(str(resources.files("headrace_replicas") / "demo_model"))
 # A test that waits longer than this for an engine has found a hang.
@@ -99,10 +99,7 @@ def ask(engine: Engine, request: GenerateRequest) -> Answer:
 
 def becomes_idle(engine: Engine) -> bool:
     """Whether nothing runs in an engine soon; an answer's last chunk goes out before it says so."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while engine.status.running and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    return not engine.status.running
+    return comes_true(lambda: not engine.is_busy, patience_s=PATIENCE_S)
 
 
 def request_for(

@@ -9,6 +9,8 @@ from headrace_replicas.contract.settings import Settings
 from headrace_replicas.device_claim import claim_device
 from headrace_replicas.replica import Replica
 
+_made: list[Replica] = []
+
 STREAMING: Mapping[str, object] = {"slots": "25%", "schedule": "layers"}
 """`engine` settings of a replica that streams three quarters of its experts."""
 
@@ -21,7 +23,7 @@ def make_replica(
     options: Mapping[str, Any] | None = None,
     **sections: object,
 ) -> Replica:
-    """A replica that is ready.
+    """A replica that is ready; it ends with the test module that made it.
 
     Args:
         state_dir: Its host's.
@@ -31,7 +33,7 @@ def make_replica(
         sections: Other settings, by section.
     """
     clock = SystemClock()
-    return Replica(
+    replica = Replica(
         replica_id="abc123",
         host=host,
         claim=claim_device(state_dir, host, devices=8, wait_s=0, clock=clock),
@@ -41,3 +43,11 @@ def make_replica(
         clock=clock,
         **(options or {}),
     )
+    _made.append(replica)
+    return replica
+
+
+def close_replicas() -> None:
+    """End the background work of every replica that was made: no later test shall meet it."""
+    while _made:
+        _made.pop().close()

@@ -1,6 +1,5 @@
 """A host whose memory an engine shares with programs that come and go when a test says so."""
 
-import threading
 from collections.abc import Callable, Iterator
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ from headrace_replicas.engine.footprint import HostPressure, PressureLevel
 from headrace_replicas.engine.loading import LoadedModel, Streaming, load
 from headrace_replicas.engine.steps import Engine
 from tests.support.engines import PATIENCE_S
+from tests.support.waiting import comes_true
 
 # Enough for the caches of a few short requests.
 _KV_BYTES = 64 * 2**20
@@ -150,8 +150,5 @@ def wait_until(holds: Callable[[], bool]) -> None:
     Raises:
         TimeoutError: It does not.
     """
-    for _ in range(PATIENCE_S * 200):
-        if holds():
-            return
-        threading.Event().wait(0.005)
-    raise TimeoutError
+    if not comes_true(holds, patience_s=PATIENCE_S, every_s=0.005):
+        raise TimeoutError

@@ -17,6 +17,7 @@ from headrace_deploy.ports import with_real_ports
 from headrace_deploy.serve_config import render
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.settings import Settings
+from tests.support.waiting import comes_true
 
 MODEL = "headrace-demo"
 READY_S = 180.0
@@ -170,11 +171,12 @@ class Stack:
 
     def wait_for_ready(self, count: int, without: frozenset[str] = frozenset()) -> None:
         """Wait until that many replicas are ready, none of them in `without`."""
-        give_up_s = time.monotonic() + READY_S
-        while len([one for one in self.ready() if one["replica_id"] not in without]) < count:
-            if time.monotonic() > give_up_s:
-                raise AssertionError(f"not {count} ready replicas: {self.replicas()}")
-            time.sleep(_POLL_S)
+
+        def enough() -> bool:
+            return len([one for one in self.ready() if one["replica_id"] not in without]) >= count
+
+        if not comes_true(enough, patience_s=READY_S, every_s=_POLL_S):
+            raise AssertionError(f"not {count} ready replicas: {self.replicas()}")
 
     @classmethod
     @contextmanager

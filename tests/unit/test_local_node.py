@@ -29,6 +29,7 @@ from headrace_deploy.session import Member, alive, kill_all, members
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import LaunchError, SettingsError
 from headrace_replicas.contract.settings import GatewaySettings, RaySettings, Settings
+from tests.support.waiting import comes_true
 
 PLAN = NodePlan(
     host="m1",
@@ -259,10 +260,7 @@ def marked(mark: str) -> list[int]:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 20
-    while not is_true():
-        assert time.monotonic() < give_up_s, "did not come true in 20 s"
-        time.sleep(0.05)
+    assert comes_true(is_true, patience_s=20, every_s=0.05), "did not come true in 20 s"
 
 
 def test_killing_a_session_spares_strangers() -> None:
