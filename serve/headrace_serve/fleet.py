@@ -20,6 +20,7 @@ from headrace_replicas.contract.fleet import (
     DrainOrdered,
     Effect,
     FleetView,
+    HostReported,
     MembersSeen,
     Notice,
     ProbeFinished,
@@ -104,7 +105,7 @@ def _heard(state: FleetState, moment: Moment) -> FleetState:
             return _members(state, notice, moment)
         case SnapshotSeen() as notice:
             return _snapshot(state, notice, moment)
-        case Tick():
+        case HostReported() | Tick():
             return _ticked(state, moment)
         case ProbeFinished() as notice:
             return _told(state, notice.result.replica_id, notice, moment)

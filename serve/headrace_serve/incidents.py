@@ -29,6 +29,12 @@ _TITLES: Final = {
     Cause.CANARY_TIMEOUT: "The canary got no answer",
     Cause.WEIGHTS_MISMATCH: "The replica's model differs from the others'",
     Cause.STORAGE_FAULT: "The replica could not read its experts",
+    Cause.METAL_FAULT: "The GPU's driver failed a command",
+    Cause.WRONG_OUTPUT: "The engine computed nonsense",
+    Cause.REPLICA_SLOW: "The replica is far slower than usual",
+    Cause.LOAD_SLOW: "An engine loads its model far too slowly",
+    Cause.HOST_HELD: "No engine may be started on the host",
+    Cause.POISON_REQUEST: "A request was there at two deaths",
 }
 
 

@@ -31,6 +31,12 @@ class Cause(StrEnum):
     CANARY_TIMEOUT = "canary_timeout"
     WEIGHTS_MISMATCH = "weights_mismatch"
     STORAGE_FAULT = "storage_fault"
+    METAL_FAULT = "metal_fault"
+    WRONG_OUTPUT = "wrong_output"
+    REPLICA_SLOW = "replica_slow"
+    LOAD_SLOW = "load_slow"
+    HOST_HELD = "host_held"
+    POISON_REQUEST = "poison_request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,18 @@ class ReplicaSnapshot:
         injecting: The faults that are injected on purpose, for people; empty unless armed.
         warm_up_done_bytes: Experts read into the page cache since the start, while idle.
         warm_up_planned_bytes: What of them fits there; 0 when the warm-up is off.
+        faults: Faults of the engine since its start that did not end its process.
+        fault_kind: `FaultKind` of the newest of them; empty while there was none.
+        fault_text: Its own words, unchanged.
+        fault_answer: What it asks for: `go_on`, `canary` or `replace`; empty while there was none.
+        doubts: How often its output looked wrong without proof, so that a canary should decide.
+        prefill_chunk_tokens: Tokens of a prefill chunk now; halved after timeouts of the GPU.
+        admitted: Requests that it runs at a time at most, now; lowered after running out of memory.
+        predecessor: How the process before it on its device ended, as a sentence; empty when it is
+            the first, or when that one left in order.
+        predecessor_generation: That one's generation; 0 without one.
+        neighbours: Other processes that use the GPU of its host, for a person; empty when there are
+            none or nobody can tell.
     """
 
     replica_id: str
@@ -97,6 +115,16 @@ class ReplicaSnapshot:
     injecting: str = ""
     warm_up_done_bytes: int = 0
     warm_up_planned_bytes: int = 0
+    faults: int = 0
+    fault_kind: str = ""
+    fault_text: str = ""
+    fault_answer: str = ""
+    doubts: int = 0
+    prefill_chunk_tokens: int = 0
+    admitted: int = 0
+    predecessor: str = ""
+    predecessor_generation: int = 0
+    neighbours: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +240,44 @@ class DrainOrdered:
     at_s: float
 
 
+class HostState(StrEnum):
+    """Whether engines may be started on a device of a host."""
+
+    USABLE = "usable"
+    BACKING_OFF = "backing_off"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReported:
+    """An engine that is being started tells how that goes, before it can be asked.
+
+    Attributes:
+        host: The host's label.
+        device: Index of the device on the host.
+        generation: Of the engine that is being started; 0 while it may not be.
+        state: Whether it may be started now.
+        reason: Why not, and what to do about it, for a person; empty when it may.
+        until_s: Wall-clock second until when it waits; None for until an operator acts.
+        loaded_bytes: Bytes of the checkpoint that are in memory so far.
+        total_bytes: Bytes that must get there; 0 while that is not known.
+        predecessor: As `ReplicaSnapshot.predecessor`.
+        predecessor_generation: As `ReplicaSnapshot.predecessor_generation`.
+    """
+
+    host: str
+    device: int
+    generation: int
+    state: HostState
+    reason: str = ""
+    until_s: float | None = None
+    loaded_bytes: int = 0
+    total_bytes: int = 0
+    predecessor: str = ""
+    predecessor_generation: int = 0
+    at_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed."""
@@ -227,6 +293,7 @@ Notice = (
     | AttemptFailed
     | RequestMoved
     | DrainOrdered
+    | HostReported
     | Tick
 )
 

@@ -191,6 +191,83 @@ class FleetSettings(Section):
     max_unavailable: Count = Field(
         default=1, description="Replicas that may be out by choice at a time."
     )
+    min_ready: int = Field(
+        default=1,
+        ge=0,
+        description="A replica that can still serve is not replaced while fewer others than this "
+        "are ready; its replacement stays owed.",
+    )
+    canary_period_s: Seconds = Field(
+        default=30.0,
+        description="Real tokens prove that a busy replica lives, not that they are right: a known "
+        "answer is asked for this often all the same.",
+    )
+    slow_ratio: float = Field(
+        default=0.25,
+        gt=0,
+        lt=1,
+        description="A replica slower than this share of its own usual rate for `slow_for_s` opens "
+        "an incident; it is routed less, not replaced.",
+    )
+    slow_for_s: Seconds = Field(default=30.0, description="See `slow_ratio`.")
+    poison_for_s: Seconds = Field(
+        default=3600.0,
+        description="A request that was there at two deaths or Metal errors is refused for this "
+        "long.",
+    )
+
+
+class FaultSettings(Section):
+    """What is done about faults of a GPU and about processes that die."""
+
+    on_timeout: Literal["replace", "canary"] = Field(
+        default="replace",
+        description="After a GPU timeout: `replace` the engine at the first, because any may be "
+        "the last that Metal forgives; `canary` lets a known answer decide about the first of a "
+        "window, for models that load for many minutes.",
+    )
+    timeout_window_s: Seconds = Field(
+        default=21_600.0,
+        description="Faults of a host count together for this long, over restarts too: public "
+        "traces show them 36 and 85 minutes apart.",
+    )
+    hang_floor_s: Seconds = Field(
+        default=10.0,
+        description="A busy engine without progress for this long, or for five times the longest "
+        "pause it is known for if that is longer, is killed by its watchdog.",
+    )
+    hang_first_s: Seconds = Field(
+        default=120.0,
+        description="The same before any progress was seen: the first step compiles its kernels.",
+    )
+    hang_reading_s: Seconds = Field(
+        default=300.0,
+        description="The same while it waits for storage, where nothing on the GPU can hang.",
+    )
+    hang_grace_s: Seconds = Field(
+        default=2.0,
+        description="Between the stack dump and the kill; progress meanwhile calls it off.",
+    )
+    back_off_s: Seconds = Field(
+        default=1.0,
+        description="Pause before an engine is started again on a device where one died; it "
+        "doubles with each death in a row.",
+    )
+    back_off_max_s: Seconds = Field(default=300.0, description="The longest such pause.")
+    breaker_deaths: Count = Field(
+        default=3,
+        description="So many deaths on one device within `breaker_window_s` hold it: no start for "
+        "`breaker_hold_s`.",
+    )
+    breaker_window_s: Seconds = Field(default=900.0, description="See `breaker_deaths`.")
+    breaker_hold_s: Seconds = Field(
+        default=900.0, description="See `breaker_deaths`; after it one start is tried."
+    )
+    memory_wait_s: Seconds = Field(
+        default=120.0,
+        description="How long a start waits for the memory of the process before it; then the "
+        "host is quarantined, because a driver that keeps it needs a reboot.",
+    )
 
 
 class FailoverSettings(Section):
@@ -256,6 +333,7 @@ class Settings(Section):
     replica: ReplicaSettings = ReplicaSettings()
     gateway: GatewaySettings = GatewaySettings()
     fleet: FleetSettings = FleetSettings()
+    faults: FaultSettings = FaultSettings()
     failover: FailoverSettings = FailoverSettings()
     ray: RaySettings = RaySettings()
     injection: InjectionSettings = InjectionSettings()
