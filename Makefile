@@ -10,6 +10,7 @@ UV ?= $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 RUN := $(UV) run --frozen
 PYTEST_ARGS ?=
 CASE_ARGS ?=
+FAULT_ARGS ?=
 EQUALITY_ARGS ?=
 BENCH_ARGS ?=
 MEMORY_ARGS ?=
@@ -44,6 +45,14 @@ lint: install ## Style, types and layers.
 .PHONY: failover
 failover: install ## Kill and freeze engines under requests over HTTP; prints one table.
 	@$(RUN) python -m tests.e2e.failover
+
+.PHONY: faults
+faults: install ## Every fault scenario on the real stack, under load (FAULT_ARGS selects).
+	@$(RUN) python -m tests.e2e.faults $(FAULT_ARGS)
+
+.PHONY: kill-loop
+kill-loop: install ## Mixed faults under constant load for KILL_LOOP_MINUTES (30).
+	@$(RUN) python -m tests.e2e.kill_loop
 
 .PHONY: cases
 cases: install ## The field cases against the real stack (CASE_ARGS selects).

@@ -66,7 +66,10 @@ _LIMIT: Final = re.compile(
     r"\[malloc(?:_or_wait)?\]\s+Unable to allocate",
     re.IGNORECASE,
 )
-_NOT_FINITE: Final = re.compile(r"non-finite logits", re.IGNORECASE)
+_WRONG_OUTPUT_WORDS: Final = {
+    "non-finite logits": FaultKind.NOT_FINITE,
+    "degenerate output": FaultKind.REPEATED_TOKEN,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,7 @@ _PROCESS_GONE: Final = FaultPolicy(
     terminal=True,
     blames_request=True,
 )
-_WRONG_OUTPUT: Final = FaultPolicy(
+_NONSENSE: Final = FaultPolicy(
     advice="The device computed nonsense without an error: verify the checkpoint, then suspect it.",
     blames_request=True,
 )
@@ -151,8 +154,8 @@ POLICIES: Final[dict[FaultKind, FaultPolicy]] = {
         terminal=True,
         blames_request=True,
     ),
-    FaultKind.NOT_FINITE: _WRONG_OUTPUT,
-    FaultKind.REPEATED_TOKEN: _WRONG_OUTPUT,
+    FaultKind.NOT_FINITE: _NONSENSE,
+    FaultKind.REPEATED_TOKEN: _NONSENSE,
     FaultKind.OTHER: FaultPolicy(
         advice="An error that is not the device's: its text and stack tell where it came from.",
         blames_request=True,
@@ -175,6 +178,7 @@ _GRAVEST_FIRST: Final = (
     FaultKind.OUT_OF_MEMORY,
     FaultKind.INNOCENT_VICTIM,
     FaultKind.NOT_FINITE,
+    FaultKind.REPEATED_TOKEN,
 )
 
 
@@ -194,8 +198,9 @@ def _kinds(line: str) -> Iterator[FaultKind]:
     if _LIMIT.search(line):
         yield FaultKind.RESOURCE_LIMIT
         return
-    if _NOT_FINITE.search(line):
-        yield FaultKind.NOT_FINITE
+    wrong = [kind for words, kind in _WRONG_OUTPUT_WORDS.items() if words in line.lower()]
+    if wrong:
+        yield from wrong
         return
     by_name = [_NAMES.get(name.lower()) for name in _NAME.findall(line)]
     by_words = [kind for phrase, kind in _WORDS.items() if phrase in line.lower()]
@@ -290,3 +295,22 @@ def decide(
     alike = _TIMEOUTS if kind in _TIMEOUTS else (kind,)
     budget = 2 if kind in _TIMEOUTS and not timeouts_replace else policy.budget
     return FaultAnswer.REPLACE if window.count(alike, at_s) >= budget else FaultAnswer.CANARY
+
+
+_SMALLEST_CHUNK_TOKENS: Final = 32
+
+
+def careful_chunk_tokens(chunk_tokens: int, *, timeouts: int) -> int:
+    """Tokens of a prefill chunk after GPU timeouts: halved for each, but not below 32.
+
+    Args:
+        chunk_tokens: Before them.
+        timeouts: How many there were.
+    """
+    smallest = min(chunk_tokens, _SMALLEST_CHUNK_TOKENS)
+    return max(smallest, chunk_tokens >> min(timeouts, chunk_tokens.bit_length()))
+
+
+def timeouts_within(window: FaultWindow, at_s: float) -> int:
+    """GPU timeouts of a host that still count."""
+    return window.count(_TIMEOUTS, at_s)

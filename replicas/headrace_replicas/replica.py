@@ -3,35 +3,24 @@
 import asyncio
 import logging
 import os
-import queue
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final
 
 import psutil
 
-from headrace_replicas.canary import (
-    QUESTION,
-    Canary,
-    canary_path,
-    canary_request,
-    difference,
-    load_or_record,
-)
+from headrace_replicas.attempts import attempt
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import (
-    CheckpointError,
-    EngineFaultError,
-    ExpertReadError,
     HeadraceError,
 )
-from headrace_replicas.contract.fleet import ProbeKind, ProbeResult, ReplicaSnapshot, ReplicaState
-from headrace_replicas.contract.requests import GenerateRequest, Progress, TokenChunk
-from headrace_replicas.contract.settings import Settings
+from headrace_replicas.contract.faults import FaultReport
+from headrace_replicas.contract.fleet import ProbeResult, ReplicaSnapshot, ReplicaState
+from headrace_replicas.contract.requests import GenerateRequest, TokenChunk
+from headrace_replicas.contract.settings import EngineSettings, Settings
 from headrace_replicas.device_claim import DeviceClaim
 from headrace_replicas.engine.budget import Budget, draw_up
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint, resolve
@@ -45,14 +34,18 @@ from headrace_replicas.engine.footprint import HostPressure
 from headrace_replicas.engine.loading import LoadedModel, Streaming, choose_device, load
 from headrace_replicas.engine.memory_plan import MemoryPlan
 from headrace_replicas.engine.memory_pressure import read_pressure
-from headrace_replicas.engine.prompt_ids import prompt_ids
-from headrace_replicas.engine.steps import Engine, stream_key
+from headrace_replicas.engine.steps import Engine
+from headrace_replicas.faults import (
+    FaultAnswer,
+    careful_chunk_tokens,
+    decide,
+    timeouts_within,
+)
 from headrace_replicas.injection.arming import arm
+from headrace_replicas.origin import Origin, WindowInMemory
+from headrace_replicas.proof import Prover
 
 log = logging.getLogger("ray.serve.headrace.replica")
-
-# How often a probe looks whether a busy engine has finished a step.
-_PROGRESS_POLL_S: Final = 0.02
 
 
 class Replica:
@@ -65,6 +58,7 @@ class Replica:
         settings: Model, engine and fleet settings are used.
         clock: Time source.
         pressure: Tells how the host fares with its memory.
+        origin: What the host gave it.
 
     Raises:
         CheckpointError: The checkpoint is broken, or its canary gave other tokens than recorded.
@@ -83,6 +77,7 @@ class Replica:
         settings: Settings,
         clock: Clock,
         pressure: Callable[[], HostPressure] = read_pressure,
+        origin: Origin | None = None,
     ) -> None:
         self._replica_id = replica_id
         self._host = host
@@ -91,25 +86,53 @@ class Replica:
         self._clock = clock
         self._process = psutil.Process()
         self._sequence = count(1)
-        self._probe_numbers = count(1)
         self._leaving = ""
-        self._probe_lock = asyncio.Lock()
         self._last_asked_s = clock.monotonic_s()
         self._armament = arm(
-            settings.injection,
+            settings,
             host=host,
             device=claim.device,
             generation=claim.generation,
             clock=clock,
         )
+        if self._armament is not None and self._armament.device is not None:
+            self._armament.device.stand_before()
         self._pressure = pressure
+        self._origin = origin or Origin()
+        self._windows = self._origin.windows or WindowInMemory(settings.faults.timeout_window_s)
         self._slot_keeper: SlotKeeper | None = None
         self._engine = Engine(
-            load=self._load, settings=settings.engine, clock=clock, keep_slots=self._keep_slots
+            load=self._load,
+            settings=self._careful(settings.engine),
+            clock=clock,
+            keep_slots=self._keep_slots,
+            judge=self._judge,
+            recorder=self._origin.recorder,
+            end_process=self._origin.end_process,
         )
         self._loaded = self._engine.start()
-        self._canary = self._verified_canary()
+        self._prover = Prover(
+            self._engine,
+            self._loaded,
+            replica_id=replica_id,
+            generation=claim.generation,
+            state_dir=Path(settings.state_dir),
+            clock=clock,
+        )
         self._upkeep = self._begin_upkeep()
+
+    def _careful(self, settings: EngineSettings) -> EngineSettings:
+        """Shorter prefill chunks where engines of this host had timeouts lately."""
+        timeouts = timeouts_within(self._windows.read(), self._clock.now_s())
+        chunk = careful_chunk_tokens(settings.prefill_chunk_tokens, timeouts=timeouts)
+        return settings.model_copy(update={"prefill_chunk_tokens": chunk})
+
+    def _judge(self, report: FaultReport) -> FaultAnswer:
+        """On the engine thread, in the moment of a fault."""
+        log.error("engine fault (%s) in %s: %s", report.kind, report.phase, report.raw_text)
+        window = self._windows.add(report.kind, report.at_s)
+        replaces = self._settings.faults.on_timeout == "replace"
+        return decide(report.kind, window, at_s=report.at_s, timeouts_replace=replaces)
 
     def _load(self) -> LoadedModel:
         checkpoint = read_checkpoint(
@@ -141,7 +164,7 @@ class Replica:
         """How experts are streamed; None when all of them stay in memory."""
         armament = self._armament
         if not plan.streams:
-            if armament is not None:
+            if armament is not None and armament.storage is not None:
                 log.warning("all experts are in memory: no fault of storage will be injected")
             return None
         return Streaming(
@@ -180,28 +203,6 @@ class Replica:
             SlotsReport(slots=self.memory_plan.slots_per_layer) if keeper is None else keeper.report
         )
 
-    def _verified_canary(self) -> Canary:
-        """The canary, run once so that a replica never becomes ready on wrong tokens."""
-        state_dir = Path(self._settings.state_dir)
-        identity = self._loaded.identity
-        checkpoint = self._loaded.checkpoint
-        canary = load_or_record(
-            state_dir,
-            identity,
-            prompt_ids=lambda: prompt_ids(checkpoint, QUESTION),
-            answer=self._answer_now,
-        )
-        got = self._answer_now(canary.prompt_ids)
-        wrong = difference(canary, got)
-        if wrong:
-            raise CheckpointError(
-                f"{checkpoint.path} loads but answers its canary wrongly ({wrong}): its weights "
-                "changed since they were verified, or the device computes wrongly. Download the "
-                f"checkpoint again; if the change is meant, delete "
-                f"{canary_path(state_dir, identity)}"
-            )
-        return canary
-
     def _begin_upkeep(self) -> Upkeep | None:
         """Preload hot experts and begin what goes on beside requests; None when nothing streams."""
         loaded, settings = self._loaded, self._settings
@@ -228,38 +229,11 @@ class Replica:
             WeightsMismatchError: The request was made for another checkpoint.
             InvalidRequestError: The request cannot run on any replica.
         """
-        loop = asyncio.get_running_loop()
-        arrived: asyncio.Queue[TokenChunk | HeadraceError] = asyncio.Queue()
-
-        def sink(item: TokenChunk | HeadraceError) -> None:
-            # A closed loop has nobody left to tell; the engine must not fail over that.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(arrived.put_nowait, item)
-
-        self._engine.submit(request, sink)
-        try:
-            yield self._accepted(request)
-            while True:
-                item = await arrived.get()
-                if isinstance(item, HeadraceError):
-                    raise item
-                yield item
-                if item.finish_reason is not None:
-                    return
-        finally:
-            self._engine.cancel(stream_key(request))
-
-    def _accepted(self, request: GenerateRequest) -> TokenChunk:
-        return TokenChunk(
-            request_id=request.request_id,
-            attempt=request.attempt,
-            position=len(request.output_ids),
-            progress=Progress(
-                engine_steps=self._engine.status.engine_steps,
-                prefill_done_tokens=0,
-                prefill_total_tokens=len(request.prompt_ids) + len(request.output_ids),
-            ),
-        )
+        if not request.is_probe:
+            await self._prover.regain_trust()
+        async with aclosing(attempt(self._engine, request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def probe(self) -> ProbeResult:
         """Prove that this engine generates: a canary when idle, real progress when busy.
@@ -270,7 +244,7 @@ class Replica:
             EngineFaultError: The engine has ended.
         """
         self._last_asked_s = self._clock.monotonic_s()
-        return await self._prove("canary")
+        return await self._prover.prove("canary")
 
     async def watch_itself(self) -> None:
         """Probe this engine whenever no controller has asked for three periods; runs for ever.
@@ -283,80 +257,12 @@ class Replica:
             if self._clock.monotonic_s() - self._last_asked_s < 3 * period_s:
                 continue
             try:
-                result = await self._prove("self")
+                result = await self._prover.prove("self")
             except HeadraceError as error:
                 self.leave(f"own canary got no answer: {error}")
                 return
             if not result.passed:
                 self.leave(f"own canary failed: {result.detail}")
-
-    async def _prove(self, kind: ProbeKind) -> ProbeResult:
-        async with self._probe_lock:
-            began_s = self._clock.monotonic_s()
-            if await self._works():
-                return self._verdict("work", began_s, self._canary.expected_ids)
-            try:
-                got = await self._answer(self._canary.prompt_ids)
-            except ExpertReadError as error:
-                return self._verdict(kind, began_s, (), unreadable=str(error))
-            return self._verdict(kind, began_s, got)
-
-    async def _works(self) -> bool:
-        """Wait for the next progress of a busy engine; False when it has nothing to do any more.
-
-        Raises:
-            EngineFaultError: The engine has ended.
-        """
-        engine_steps = self._engine.status.engine_steps
-        while self._engine.status.running:
-            if self._engine.status.engine_steps != engine_steps:
-                return True
-            if self._engine.status.fault is not None:
-                raise EngineFaultError(self._engine.status.fault)
-            await asyncio.sleep(_PROGRESS_POLL_S)
-        return self._engine.status.engine_steps != engine_steps
-
-    def _verdict(
-        self, kind: ProbeKind, began_s: float, got: tuple[int, ...], *, unreadable: str = ""
-    ) -> ProbeResult:
-        detail = unreadable or difference(self._canary, got)
-        return ProbeResult(
-            replica_id=self._replica_id,
-            generation=self._claim.generation,
-            kind=kind,
-            passed=not detail,
-            latency_s=self._clock.monotonic_s() - began_s,
-            expected=self._canary.expected_ids,
-            got=got,
-            detail=detail,
-            at_s=self._clock.now_s(),
-            unreadable=bool(unreadable),
-        )
-
-    async def _answer(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Greedy answer of this engine to a canary prompt."""
-        chunks = self.generate(self._canary_request(prompt))
-        return tuple([token async for chunk in chunks for token in chunk.ids])
-
-    def _answer_now(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """As `_answer`, for the constructor, which runs inside Ray Serve's event loop."""
-        arrived: queue.SimpleQueue[TokenChunk | HeadraceError] = queue.SimpleQueue()
-        self._engine.submit(self._canary_request(prompt), arrived.put)
-        token_ids: list[int] = []
-        while True:
-            item = arrived.get()
-            if isinstance(item, HeadraceError):
-                raise item
-            token_ids.extend(item.ids)
-            if item.finish_reason is not None:
-                return tuple(token_ids)
-
-    def _canary_request(self, prompt: Sequence[int]) -> GenerateRequest:
-        return canary_request(
-            f"canary-{self._replica_id}-{next(self._probe_numbers)}",
-            prompt,
-            self._loaded.identity,
-        )
 
     def leave(self, reason: str) -> None:
         """Ask to be replaced; `unhealthy_reason` tells Ray Serve from now on."""
@@ -365,19 +271,38 @@ class Replica:
             self._upkeep.leave()
 
     def close(self) -> None:
-        """End what goes on beside requests, and keep what it learned; again does nothing."""
+        """Leave in order: what was learned is kept, and the engine ends; again does nothing.
+
+        Requests that are still in flight go elsewhere.
+        """
         if self._upkeep is not None:
             self._upkeep.close()
+        if not self._engine.is_alive:
+            return
+        recorder = self._origin.recorder
+        self._engine.stop()
+        recorder.enter("teardown")
+        if self._armament is not None:
+            self._armament.tear_down(recorder.progressed)
+        recorder.ended(self._leaving or "it was stopped in order", 0)
 
     @property
     def unhealthy_reason(self) -> str:
         """Why this replica must be replaced; empty while it need not."""
         fault = self._engine.status.fault
+        if fault is None and not self.is_alive:
+            fault = "its thread is gone"
         return self._leaving or (f"engine fault: {fault}" if fault is not None else "")
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there is an engine that could answer."""
+        return self._engine.is_alive
 
     def snapshot(self) -> ReplicaSnapshot:
         """What this replica says of itself now."""
         status, streamed, slots = self._engine.status, self._loaded.streamed, self._slots
+        faults, origin = status.faults, self._origin
         now_s = self._clock.monotonic_s()
         reads = ReadReport() if streamed is None else streamed.reader.health.report(now_s)
         warm_up = WarmUpProgress() if self._upkeep is None else self._upkeep.warm_up
@@ -409,4 +334,14 @@ class Replica:
             injecting="" if self._armament is None else self._armament.summary,
             warm_up_done_bytes=warm_up.done_bytes,
             warm_up_planned_bytes=warm_up.planned_bytes,
+            faults=faults.count,
+            fault_kind="" if faults.report is None else faults.report.kind,
+            fault_text="" if faults.report is None else faults.report.raw_text,
+            fault_answer="" if faults.answer is None else faults.answer,
+            doubts=faults.doubts,
+            prefill_chunk_tokens=faults.prefill_chunk_tokens,
+            admitted=faults.admitted,
+            predecessor=origin.predecessor,
+            predecessor_generation=origin.predecessor_generation,
+            neighbours=origin.neighbours(),
         )

@@ -13,7 +13,8 @@ import pytest
 from headrace_replicas.contract.errors import ExpertReadError
 from headrace_replicas.contract.requests import GenerateRequest, SamplingParams
 from headrace_replicas.engine.checkpoint import Checkpoint, read_checkpoint
-from headrace_replicas.engine.steps import Engine, stream_key
+from headrace_replicas.engine.commands import stream_key
+from headrace_replicas.engine.steps import Engine
 from headrace_serve.text.tokenizer import TextTokenizer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.drafts import (

@@ -15,7 +15,8 @@ from headrace_replicas.contract.errors import (
 from headrace_replicas.contract.requests import GenerateRequest, SamplingParams
 from headrace_replicas.contract.settings import EngineSettings
 from headrace_replicas.engine.checkpoint import Checkpoint
-from headrace_replicas.engine.steps import Engine, stream_key
+from headrace_replicas.engine.commands import stream_key
+from headrace_replicas.engine.steps import Engine
 from headrace_serve.text.tokenizer import TextTokenizer
 from tests.support.engines import ask, becomes_idle, request_for, resumed, start_engine
 

@@ -11,10 +11,11 @@ import pytest
 
 from headrace_replicas.contract.requests import SamplingParams
 from headrace_replicas.engine.checkpoint import Checkpoint
+from headrace_replicas.engine.commands import stream_key
 from headrace_replicas.engine.experts.pool import _converted
 from headrace_replicas.engine.experts.reader import ReadJob
 from headrace_replicas.engine.experts.schedule import SCHEDULES
-from headrace_replicas.engine.steps import Engine, stream_key
+from headrace_replicas.engine.steps import Engine
 from tests.support.engines import ask, becomes_idle, request_for, resumed
 from tests.support.streaming_engines import StreamingEngine
 

@@ -56,8 +56,11 @@ class Answer:
         self._patience_s = patience_s
         self._arrived: queue.SimpleQueue[TokenChunk | HeadraceError] = queue.SimpleQueue()
         self.chunks: list[TokenChunk] = []
+        self.is_over = False
 
     def __call__(self, item: TokenChunk | HeadraceError) -> None:
+        if isinstance(item, HeadraceError) or item.finish_reason is not None:
+            self.is_over = True
         self._arrived.put(item)
 
     def next(self) -> TokenChunk:

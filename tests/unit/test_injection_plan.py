@@ -38,7 +38,7 @@ def plan_file(tmp_path: Path) -> Path:
 
 
 def armed_by(path: Path, host: str, device: int, generation: int) -> Armament | None:
-    settings = InjectionSettings(armed=True, plan=path)
+    settings = Settings(injection=InjectionSettings(armed=True, plan=path))
     return arm(settings, host=host, device=device, generation=generation, clock=SystemClock())
 
 
@@ -90,7 +90,7 @@ def test_a_plan_without_the_switch_is_refused(plan_file: Path) -> None:
 
 
 def test_the_switch_alone_injects_nothing() -> None:
-    settings = InjectionSettings(armed=True)
+    settings = Settings(injection=InjectionSettings(armed=True))
     assert arm(settings, host="h", device=0, generation=1, clock=SystemClock()) is None
 
 
@@ -136,3 +136,23 @@ def test_the_plan_in_the_docs_is_one(tmp_path: Path) -> None:
         "short_read",
         "truncated_file",
     ]
+
+
+def test_a_path_to_wait_for_may_name_the_engine(tmp_path: Path) -> None:
+    path = tmp_path / "faults.yaml"
+    path.write_text(
+        "faults: [{kind: device_error, once_exists: '/run/{host}-{device}-{generation}'}]"
+    )
+    [fault] = read_plan(path).faults
+    meant = fault.meant_for(host="mac-1", device=2, generation=7)
+    assert meant.once_exists == Path("/run/mac-1-2-7")
+
+
+def test_faults_of_the_device_are_armed_apart_from_those_of_storage(tmp_path: Path) -> None:
+    path = tmp_path / "faults.yaml"
+    path.write_text("faults: [{kind: hang, holds_gil: true}, {kind: slow_teardown, takes_s: 9}]")
+    armed = armed_by(path, "mac-1", 0, 1)
+    assert armed is not None
+    assert armed.storage is None
+    assert armed.device is not None
+    assert armed.teardown_s == 9

@@ -18,12 +18,8 @@ from headrace_replicas.injection.plan import (
     StalledRead,
     TruncatedFile,
 )
-from headrace_replicas.injection.storage_faults import (
-    FaultCount,
-    FaultyStorage,
-    draw_of,
-    strike,
-)
+from headrace_replicas.injection.storage_faults import FaultyStorage
+from headrace_replicas.injection.strikes import FaultCount, draw_of, strike
 
 CONTENT = bytes(range(200))
 
@@ -74,7 +70,7 @@ def strikes(fault: AnyStorageFault, draws: Sequence[float]) -> list[int]:
         count, hit = strike(fault, count, draw=draw)
         if hit:
             struck.append(number)
-    assert (count.reads, count.strikes) == (len(draws), len(struck))
+    assert (count.occasions, count.strikes) == (len(draws), len(struck))
     return struck
 
 

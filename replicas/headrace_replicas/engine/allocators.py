@@ -31,6 +31,11 @@ def bound_freed_memory(cache_limit_bytes: int) -> None:
         set_option(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
 
 
+def give_back_freed_memory() -> None:
+    """Return what MLX's allocator keeps; only while nothing runs: it waits for the device."""
+    mx.clear_cache()
+
+
 def return_free_pages() -> None:
     """Let the C library give back what it keeps of freed memory.
 

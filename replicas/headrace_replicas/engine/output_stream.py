@@ -1,13 +1,12 @@
 """What one running choice has produced and not yet sent, and when it is time to send it."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace_replicas.contract.errors import EngineFaultError, HeadraceError
+from headrace_replicas.contract.errors import HeadraceError
 from headrace_replicas.contract.requests import (
     FinishReason,
     GenerateRequest,
@@ -17,6 +16,7 @@ from headrace_replicas.contract.requests import (
     Usage,
 )
 from headrace_replicas.contract.settings import EngineSettings
+from headrace_replicas.engine.output_check import REPEATS, check_repeated, check_token
 
 Sink = Callable[[TokenChunk | HeadraceError], None]
 
@@ -44,6 +44,8 @@ class OutputStream:
         self._logprobs: list[TokenLogprob] = []
         self._sent_anything = False
         self._last_sent_s = 0.0
+        self._newest_id = -1
+        self._repeats = 0
         self.prefill_done_tokens = 0
         self.prefill_total_tokens = len(self.prompt_ids)
 
@@ -69,28 +71,44 @@ class OutputStream:
         produced = self._position + len(self._ids)
         return to_prefill + self._replay_left + self.request.max_tokens - produced
 
+    def check(self, token_id: int, row: Any) -> bool:
+        """Look whether a token can come from a device that works, before any token is taken.
+
+        Args:
+            token_id: The drawn token.
+            row: Log probabilities, shape (vocabulary,), evaluated.
+
+        Returns:
+            Whether a canary should decide: it came so often in a row now that it looks wrong.
+
+        Raises:
+            EngineFaultError: It cannot; nothing of this step may be delivered.
+        """
+        host_row = np.asarray(row)
+        check_token(token_id, host_row)
+        self._repeats = self._repeats + 1 if token_id == self._newest_id else 1
+        self._newest_id = token_id
+        if self._repeats < REPEATS:
+            return False
+        check_repeated(token_id, host_row)
+        return self._repeats == REPEATS and not self.request.is_probe
+
     def take(self, token_id: int, row: Any, finish: FinishReason | None, now_s: float) -> None:
-        """Take one token of the generator.
+        """Take one token of the generator that `check` has passed.
 
         Args:
             token_id: The drawn token; with `finish` "stop" it is a stop id and not output.
             row: Log probabilities, shape (vocabulary,), evaluated.
             finish: Set when this was the attempt's last token.
             now_s: Monotonic seconds.
-
-        Raises:
-            EngineFaultError: The log probability of the token is not a number.
         """
-        host_row = np.asarray(row)
-        if math.isnan(host_row[token_id]):
-            raise EngineFaultError(f"non-finite logits at output position {self._position}")
         if self._replay_left:
             self._replay_left -= 1
         elif finish != "stop":
             self._ids.append(token_id)
             if self.request.sampling.logprobs is not None:
                 count = self.request.sampling.logprobs
-                self._logprobs.append(_token_logprob(token_id, host_row, count))
+                self._logprobs.append(_token_logprob(token_id, np.asarray(row), count))
         if finish is not None or (self._ids and self._flush_due(now_s)):
             self._flush(now_s, finish)
 

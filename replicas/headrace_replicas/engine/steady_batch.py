@@ -17,6 +17,21 @@ from headrace_replicas.contract.errors import CheckpointError
 _CLEARS_EVERY_STEPS = 512
 
 
+class Float32Logits:
+    """A model whose logits are float32, so that sampling does not lose bits to bfloat16."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        """The model's logits, float32."""
+        logits: mx.array = self._model(*args, **kwargs)
+        return logits.astype(mx.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
 def require_batching(model: Any, model_type: str) -> None:
     """Refuse a model whose caches mlx-lm cannot join to a batch.
 

@@ -6,12 +6,13 @@ sink. Between two steps it takes new requests, drops cancelled ones and looks wh
 has the memory for its expert slots; a step is one decode step of the batch and one prefill chunk.
 """
 
+import os
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, NoReturn
 
 from mlx_lm.generate import StopSequences
 
@@ -21,91 +22,32 @@ from headrace_replicas.contract.errors import (
     ExpertReadError,
     HeadraceError,
 )
+from headrace_replicas.contract.faults import FaultKind
+from headrace_replicas.contract.flight import FlightRecorder, NoRecorder, Phase
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.contract.settings import EngineSettings
-from headrace_replicas.engine.allocators import bound_freed_memory
+from headrace_replicas.engine.allocators import bound_freed_memory, give_back_freed_memory
 from headrace_replicas.engine.backend import mx
+from headrace_replicas.engine.commands import Act, Cancel, Stop, StreamKey, Submit, stream_key
 from headrace_replicas.engine.drafts.batch import DraftCounters
 from headrace_replicas.engine.drafts.setup import Drafting, drafted_batch, fit_draft, fitting_drafts
+from headrace_replicas.engine.engine_load import EngineLoad, StepRate
 from headrace_replicas.engine.experts.resizing import SlotKeeper
 from headrace_replicas.engine.experts.schedule import Decoding, decide_decoding, with_schedule
+from headrace_replicas.engine.fault_handling import FaultHandler, Judge, is_of_device
 from headrace_replicas.engine.loading import LoadedModel
 from headrace_replicas.engine.output_stream import OutputStream, Sink
 from headrace_replicas.engine.request_check import check_request
 from headrace_replicas.engine.sampling import Sampler, greedy, logits_processors
-from headrace_replicas.engine.steady_batch import SteadyBatchGenerator, require_batching
+from headrace_replicas.engine.steady_batch import (
+    Float32Logits,
+    SteadyBatchGenerator,
+    require_batching,
+)
+from headrace_replicas.faults import FaultAnswer
 
-StreamKey = tuple[str, int, int]
-
-# Weight of the newest step in the smoothed token rate: about the last twenty steps count. Tokens
-# and seconds are smoothed apart: a step that takes an accepted draft takes no time, and the mean of
-# rates would be that step's.
-_RATE_WEIGHT: Final = 0.1
 # Progress inside a step is noted this often at most: every expert layer of a token reports it.
 _MARK_S: Final = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """What the engine is doing, as of its last step.
-
-    Attributes:
-        running: Requests in prefill or decode.
-        waiting: Requests taken and not yet started.
-        outstanding_tokens: Upper bound of tokens to prefill and to generate.
-        step_rate: Output tokens a second, smoothed over busy steps.
-        engine_steps: Marks of progress since the start: steps, and arrivals of experts inside one.
-        last_progress_s: Wall-clock second of the last of them.
-        fault: Raw text of the fault that ended the engine, or None.
-    """
-
-    running: int = 0
-    waiting: int = 0
-    outstanding_tokens: int = 0
-    step_rate: float = 0.0
-    engine_steps: int = 0
-    last_progress_s: float = 0.0
-    fault: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    request: GenerateRequest
-    sink: Sink
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    key: StreamKey
-
-
-@dataclass(frozen=True, slots=True)
-class _Act:
-    action: Callable[[], object]
-    done: Future[None]
-
-
-class _Stop:
-    pass
-
-
-def stream_key(request: GenerateRequest) -> StreamKey:
-    """What tells the attempts inside one engine apart."""
-    return (request.request_id, request.choice, request.attempt)
-
-
-class _Float32Logits:
-    """A model whose logits are float32, so that sampling does not lose bits to bfloat16."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
-        logits: mx.array = self._model(*args, **kwargs)
-        return logits.astype(mx.float32)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
 
 
 class Engine:
@@ -118,6 +60,10 @@ class Engine:
         keep_slots: Makes what keeps the loaded model's expert slots within the host's memory; runs
             on the engine thread. None, or a result of None, leaves them as they are.
 
+        judge: Decides about faults; None lets the first one end the engine, as tools want it.
+        recorder: Takes notes that survive the process.
+        end_process: Ends the process at once, after a fault that leaves no other way.
+
     Attributes:
         drafts: What drafts have done; others than the engine thread only read.
     """
@@ -129,19 +75,33 @@ class Engine:
         settings: EngineSettings,
         clock: Clock,
         keep_slots: Callable[[LoadedModel], SlotKeeper | None] | None = None,
+        judge: Judge | None = None,
+        recorder: FlightRecorder | None = None,
+        end_process: Callable[[int], NoReturn] = os._exit,
     ) -> None:
         self._load = load
         self._keep_slots = keep_slots
         self._keeper: SlotKeeper | None = None
         self._settings = settings
         self._clock = clock
-        self._commands: queue.SimpleQueue[_Submit | _Cancel | _Act | _Stop] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Submit | Cancel | Act | Stop] = queue.SimpleQueue()
         self._loaded: Future[LoadedModel] = Future()
         self._streams: dict[StreamKey, int] = {}
         self._outputs: dict[int, OutputStream] = {}
-        self._status = EngineLoad(last_progress_s=clock.now_s())
+        self._judges = judge is not None
+        self._recorder: FlightRecorder = recorder or NoRecorder()
+        self._faults = FaultHandler(
+            prefill_chunk_tokens=settings.prefill_chunk_tokens,
+            admitted=settings.max_batch,
+            judge=judge or (lambda _report: FaultAnswer.REPLACE),
+            recorder=self._recorder,
+            clock=clock,
+            end_process=end_process,
+        )
+        self._phase: Phase = "load"
+        self._status = EngineLoad(last_progress_s=clock.now_s(), faults=self._faults.standing)
         self._marked_s = clock.monotonic_s()
-        self._busy_tokens = self._busy_s = 0.0
+        self._rate = StepRate()
         self._decoding: Decoding | None = None
         self._drafting: Drafting | None = None
         self.drafts = DraftCounters()
@@ -162,14 +122,14 @@ class Engine:
 
         The sink gets chunks, the last of which has a finish reason, or an error as the last call.
         """
-        self._commands.put(_Submit(request, sink))
+        self._commands.put(Submit(request, sink))
         if self._status.fault is not None:
             # The thread is gone or going; whoever wins, the sink hears of it once.
             self._refuse_queued()
 
     def cancel(self, key: StreamKey) -> None:
         """Drop an attempt before the next step; one that has ended is ignored."""
-        self._commands.put(_Cancel(key))
+        self._commands.put(Cancel(key))
 
     def between_steps(self, action: Callable[[], object]) -> None:
         """Do something on the engine thread, before its next step, and wait until it is done.
@@ -177,7 +137,7 @@ class Engine:
         Raises:
             EngineFaultError: The engine has ended.
         """
-        act = _Act(action, Future())
+        act = Act(action, Future())
         self._commands.put(act)
         if self._status.fault is not None:
             self._refuse_queued()
@@ -185,13 +145,18 @@ class Engine:
 
     def stop(self) -> None:
         """End the thread after its current step. Attempts in flight get an error."""
-        self._commands.put(_Stop())
+        self._commands.put(Stop())
         self._thread.join()
 
     @property
     def status(self) -> EngineLoad:
         """What the engine is doing; replaced as a whole after each step."""
         return self._status
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
 
     @property
     def is_busy(self) -> bool:
@@ -204,6 +169,7 @@ class Engine:
         A step that streams experts may take long on a cold page cache. It is slow then, not dead,
         and whoever waits for it hears so.
         """
+        self._recorder.progressed()
         now_s = self._clock.monotonic_s()
         if now_s - self._marked_s < _MARK_S:
             return
@@ -215,37 +181,57 @@ class Engine:
         )
         self._give_signs_of_life(now_s)
 
+    def _waits_for_storage(self, waiting: bool) -> None:
+        self._recorder.enter("read" if waiting else self._phase, in_flight=self._ids_in_flight())
+
     def _run(self) -> None:
         try:
+            self._enter("load")
             # Before the load: what it frees on its way would be kept too.
             bound_freed_memory(self._settings.cache_limit_bytes)
             loaded = self._load()
+            if loaded.streamed is not None:
+                loaded.streamed.reader.on_wait = self._waits_for_storage
             if self._keep_slots is not None:
                 self._keeper = self._keep_slots(loaded)
             generator = self._new_generator(loaded)
         except Exception as error:  # noqa: BLE001  handed to the caller of `start`
+            self._take_fault_of_device(error)
             self._loaded.set_exception(error)
             return
         self._loaded.set_result(loaded)
         try:
             while self._take_commands(generator, loaded):
-                if self._outputs:
-                    self._count_uses(loaded)
-                    generator = self._step_or_renew(generator, loaded)
-                if self._keeper is not None:
-                    self._keeper.between_steps()
+                generator = self._work_or_renew(generator, loaded)
         except Exception as error:  # noqa: BLE001  any escape from a step is an engine fault
             self._end(f"{type(error).__name__}: {error}")
         else:
             self._end("the engine was stopped")
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._recorder.enter(phase, in_flight=self._ids_in_flight())
+
+    def _ids_in_flight(self) -> list[str]:
+        return [output.request.request_id for output in self._outputs.values()]
+
+    def _take_fault_of_device(self, error: Exception) -> None:
+        """Take a fault outside of a step; what is no fault of the device is its caller's alone."""
+        if self._judges and is_of_device(error):
+            self._take_fault(error)
+
+    def _take_fault(self, error: Exception) -> FaultAnswer:
+        answer = self._faults.take(error, phase=self._phase, in_flight=len(self._outputs))
+        self._status = replace(self._status, faults=self._faults.standing)
+        return answer
 
     def _new_generator(self, loaded: LoadedModel) -> SteadyBatchGenerator:
         require_batching(loaded.model, loaded.checkpoint.model_type)
         model = self._model_to_run(loaded)
         generator = SteadyBatchGenerator(
             model,
-            max_batch=self._settings.max_batch,
-            prefill_chunk_tokens=self._settings.prefill_chunk_tokens,
+            max_batch=self._faults.standing.admitted,
+            prefill_chunk_tokens=self._faults.standing.prefill_chunk_tokens,
             stream=mx.default_stream(mx.gpu if loaded.device == "gpu" else mx.cpu),
         )
         # As the schedule: after a failed read nothing is tried out again.
@@ -268,7 +254,7 @@ class Engine:
             )
             chosen = self._decoding
             model = with_schedule(model, loaded.streamed, chosen.schedule, chosen.step_tokens)
-        return model if loaded.dtype == "float32" else _Float32Logits(model)
+        return model if loaded.dtype == "float32" else Float32Logits(model)
 
     def _take_commands(self, generator: SteadyBatchGenerator, loaded: LoadedModel) -> bool:
         """Carry out what is queued; False means stop.
@@ -276,6 +262,8 @@ class Engine:
         When idle, wait for something, but not beyond the next look at the host's memory.
         """
         block = not self._outputs
+        if block:
+            self._enter("idle")
         patience_s = None if self._keeper is None else self._keeper.due_in_s()
         while True:
             try:
@@ -283,18 +271,18 @@ class Engine:
             except queue.Empty:
                 return True
             block = False
-            if isinstance(command, _Stop):
+            if isinstance(command, Stop):
                 return False
-            if isinstance(command, _Cancel):
+            if isinstance(command, Cancel):
                 self._drop(generator, command.key)
-            elif isinstance(command, _Act):
-                _carry_out(command)
+            elif isinstance(command, Act):
+                self._carry_out(command)
             else:
                 self._insert(generator, loaded, command)
             self._note(())
 
     def _insert(
-        self, generator: SteadyBatchGenerator, loaded: LoadedModel, command: _Submit
+        self, generator: SteadyBatchGenerator, loaded: LoadedModel, command: Submit
     ) -> None:
         request = command.request
         output = OutputStream(request, command.sink, self._settings)
@@ -324,20 +312,38 @@ class Engine:
             del self._outputs[uid]
             generator.remove([uid])
 
-    def _step_or_renew(
+    def _work_or_renew(
         self, generator: SteadyBatchGenerator, loaded: LoadedModel
     ) -> SteadyBatchGenerator:
-        """One step; when an expert cannot be read, everything in flight goes elsewhere.
+        """One step, and what goes on beside it; after a fault everything in flight goes elsewhere.
 
-        The device is well then, but the step that broke off has left the caches half written, so
-        they are dropped with their generator.
+        When an expert cannot be read the device is well, but the step that broke off has left the
+        caches half written. After a fault of the device nobody knows what it left. Either way they
+        are dropped with their generator.
         """
         try:
-            self._step(generator)
+            if self._outputs:
+                self._count_uses(loaded)
+                self._step(generator)
+            if self._keeper is not None:
+                self._keeper.between_steps()
         except ExpertReadError as error:
             self._fail_all(error)
-            return self._new_generator(loaded)
-        return generator
+        except Exception as error:
+            if not self._judges:
+                raise
+            self._take_fault(error)
+            self._fail_all(EngineFaultError(f"{type(error).__name__}: {error}"))
+            self._give_memory_back()
+        else:
+            return generator
+        return self._new_generator(loaded)
+
+    def _give_memory_back(self) -> None:
+        """Where memory ran out; after other faults it would only be one more call to the device."""
+        report = self._faults.standing.report
+        if report is not None and report.kind is FaultKind.OUT_OF_MEMORY:
+            give_back_freed_memory()
 
     def _count_uses(self, loaded: LoadedModel) -> None:
         """Experts count as used in the next step unless nothing but probes runs."""
@@ -347,8 +353,13 @@ class Engine:
 
     def _step(self, generator: SteadyBatchGenerator) -> None:
         began_s = self._clock.monotonic_s()
+        self._enter(self._next_phase())
         prefilled, generated = generator.next()
         now_s = self._clock.monotonic_s()
+        doubts = [self._outputs[r.uid].check(r.token, r.logprobs) for r in generated]
+        self._faults.completed()
+        if any(doubts):
+            self._faults.doubt()
         for response in prefilled:
             self._outputs[response.uid].prefill_done_tokens = response.progress[0]
         for response in generated:
@@ -359,6 +370,12 @@ class Engine:
                 del self._streams[stream_key(output.request)]
         self._note(generated, now_s - began_s)
         self._give_signs_of_life(now_s)
+
+    def _next_phase(self) -> Phase:
+        unfinished = (
+            o.prefill_done_tokens < o.prefill_total_tokens for o in self._outputs.values()
+        )
+        return "prefill" if any(unfinished) else "decode"
 
     def _give_signs_of_life(self, now_s: float) -> None:
         for output in self._outputs.values():
@@ -373,14 +390,14 @@ class Engine:
             running=len(outputs) - waiting,
             waiting=waiting,
             outstanding_tokens=sum(output.outstanding_tokens for output in outputs),
+            faults=self._faults.standing,
         )
         if step_s > 0:
             if generated:
-                self._busy_tokens += _RATE_WEIGHT * (len(generated) - self._busy_tokens)
-                self._busy_s += _RATE_WEIGHT * (step_s - self._busy_s)
+                self._rate.note(len(generated), step_s)
             status = replace(
                 status,
-                step_rate=self._busy_tokens / self._busy_s if self._busy_s else 0.0,
+                step_rate=self._rate.per_s,
                 engine_steps=status.engine_steps + 1,
                 last_progress_s=self._clock.now_s(),
             )
@@ -407,16 +424,16 @@ class Engine:
             except queue.Empty:
                 return
             gone = EngineFaultError(self._status.fault or "the engine has ended")
-            if isinstance(command, _Submit):
+            if isinstance(command, Submit):
                 command.sink(gone)
-            elif isinstance(command, _Act):
+            elif isinstance(command, Act):
                 command.done.set_exception(gone)
 
-
-def _carry_out(act: _Act) -> None:
-    try:
-        act.action()
-    except Exception as error:  # noqa: BLE001  handed to whoever waits
-        act.done.set_exception(error)
-    else:
-        act.done.set_result(None)
+    def _carry_out(self, act: Act) -> None:
+        try:
+            act.action()
+        except Exception as error:  # noqa: BLE001  handed to whoever waits
+            self._take_fault_of_device(error)
+            act.done.set_exception(error)
+        else:
+            act.done.set_result(None)

@@ -1,15 +1,29 @@
 """Arms the plan that the settings name, for one engine; without a plan there is nothing here."""
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from headrace_replicas.contract.clock import Clock
-from headrace_replicas.contract.settings import InjectionSettings
+from headrace_replicas.contract.settings import Settings
 from headrace_replicas.engine.experts.storage import Storage, SystemStorage
-from headrace_replicas.injection.plan import read_plan
+from headrace_replicas.injection.device_faults import FaultyDevice
+from headrace_replicas.injection.driver import Driver
+from headrace_replicas.injection.plan import (
+    DeviceFault,
+    SlowTeardown,
+    StorageFault,
+    StrandedMemory,
+    read_plan,
+)
 from headrace_replicas.injection.storage_faults import FaultyStorage
 
 log = logging.getLogger("ray.serve.headrace.injection")
+
+_TEARDOWN_STEP_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,34 +31,66 @@ class Armament:
     """What an engine must suffer.
 
     Attributes:
-        storage: Where experts are read from.
+        storage: Where experts are read from; None for the operating system's files.
+        device: What stands before MLX; None when no fault is the device's.
+        stranded_bytes: Memory that seems not to have come back after the engine before.
+        teardown_s: Seconds that leaving in order takes longer.
         summary: The faults, for people.
     """
 
-    storage: Storage
+    storage: Storage | None
+    device: FaultyDevice | None
+    stranded_bytes: int
+    teardown_s: float
     summary: str
+
+    def tear_down(self, progressed: Callable[[], object]) -> None:
+        """Take the time that leaving takes; it progresses all the while."""
+        for _ in range(round(self.teardown_s / _TEARDOWN_STEP_S)):
+            time.sleep(_TEARDOWN_STEP_S)
+            progressed()
 
 
 def arm(
-    settings: InjectionSettings, *, host: str, device: int, generation: int, clock: Clock
+    settings: Settings, *, host: str, device: int, generation: int, clock: Clock
 ) -> Armament | None:
     """Arm what the plan means for this engine; None when that is nothing.
+
+    Args:
+        settings: The plan, and the state folder.
+        host: The host's label.
+        device: Index of the device on its host.
+        generation: Which start of an engine on its device this is.
+        clock: Time source.
 
     Raises:
         SettingsError: The plan cannot be read or is none.
     """
-    if settings.plan is None:
+    path = settings.injection.plan
+    if path is None:
         return None
-    plan = read_plan(settings.plan)
+    plan = read_plan(path)
     faults = [
-        (number, fault)
+        (number, fault.meant_for(host=host, device=device, generation=generation))
         for number, fault in enumerate(plan.faults)
         if fault.strikes_engine(host, device, generation)
     ]
     if not faults:
-        log.warning("fault injection is armed by %s; no fault is for this engine", settings.plan)
+        log.warning("fault injection is armed by %s; no fault is for this engine", path)
         return None
     summary = "; ".join(str(fault) for _, fault in faults)
-    log.warning("FAULT INJECTION IS ARMED by %s: %s", settings.plan, summary)
-    storage = FaultyStorage(SystemStorage(), faults, seed=plan.seed, clock=clock)
-    return Armament(storage=storage, summary=summary)
+    log.warning("FAULT INJECTION IS ARMED by %s: %s", path, summary)
+    of_storage = [(n, one) for n, one in faults if isinstance(one, StorageFault)]
+    of_device = [(n, one) for n, one in faults if isinstance(one, DeviceFault)]
+    driver = Driver(Path(settings.state_dir), host, plan.forgiven_timeouts)
+    faulty = FaultyDevice(of_device, seed=plan.seed, driver=driver, sleep=time.sleep)
+    there = [one for _, one in faults if one.is_there]
+    return Armament(
+        storage=FaultyStorage(SystemStorage(), of_storage, seed=plan.seed, clock=clock)
+        if of_storage
+        else None,
+        device=faulty if of_device else None,
+        stranded_bytes=sum(o.stranded_bytes for o in there if isinstance(o, StrandedMemory)),
+        teardown_s=sum(one.takes_s for one in there if isinstance(one, SlowTeardown)),
+        summary=summary,
+    )

@@ -7,23 +7,43 @@ silently left out makes a test pass for nothing.
 
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headrace_replicas.contract.errors import SettingsError
 
+MetalError = Literal[
+    "timeout",
+    "impacting_interactivity",
+    "hang",
+    "submissions_ignored",
+    "innocent_victim",
+    "out_of_memory",
+    "invalid_resource",
+    "invalid_input",
+    "page_fault",
+    "protection_violation",
+    "stack_overflow",
+]
 Errno = Literal["EIO", "ENXIO", "ENODEV", "ENOTCONN", "ESTALE", "ETIMEDOUT"]
+
+# A path may name the engine, so that one plan serves many and each is struck on its own.
+_PLACEHOLDERS: Final = ("host", "device", "generation")
 
 
 class Fault(BaseModel):
-    """The base of all faults: which engines it strikes.
+    """The base of all faults: which engines it strikes, and when.
 
     Attributes:
         host: Pattern of the hosts' labels.
         device: Index of the device on its host; None means every one.
         generation: Which start of an engine on its device, counted from 1; None means every one.
+        times: How many occasions it strikes; None means all from the first on.
+        ratio: Share of those occasions that it strikes, drawn from the plan's seed.
+        once_exists: It waits until this file is there, so that a test can say when; None does not.
+            `{host}`, `{device}` and `{generation}` in it are the engine's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,6 +51,32 @@ class Fault(BaseModel):
     host: str = Field(default="*", min_length=1)
     device: int | None = Field(default=None, ge=0)
     generation: int | None = Field(default=None, ge=1)
+    times: int | None = Field(default=None, ge=1)
+    ratio: float = Field(default=1.0, gt=0, le=1)
+    once_exists: Path | None = None
+
+    @property
+    def first(self) -> int:
+        """The first occasion that it strikes, counted from 1 in each engine."""
+        return 1
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it need not wait any more for the file that it waits for."""
+        return self.once_exists is None or self.once_exists.exists()
+
+    def meant_for(self, **engine: object) -> Self:
+        """The fault with its placeholders filled.
+
+        Args:
+            engine: `host`, `device` and `generation`.
+        """
+        if self.once_exists is None:
+            return self
+        path = str(self.once_exists)
+        for name in _PLACEHOLDERS:
+            path = path.replace(f"{{{name}}}", str(engine[name]))
+        return self.model_copy(update={"once_exists": Path(path)})
 
     def strikes_engine(self, host: str, device: int, generation: int) -> bool:
         """Whether it is meant for this engine."""
@@ -52,20 +98,19 @@ class StorageFault(Fault):
     Attributes:
         file: Pattern of the files' names, without their folder.
         from_read: The first read of these bytes that it strikes, counted from 1 in each engine.
-        times: How many reads it strikes; None means all from then on.
-        ratio: Share of those reads that it strikes, drawn from the plan's seed.
-        once_exists: It waits until this file is there, so that a test can say when; None does not.
         from_byte: First byte of the part of the file that it strikes, as of a bad sector.
         to_byte: First byte after that part; None means the file's end.
     """
 
     file: str = Field(default="*", min_length=1)
     from_read: int = Field(default=1, ge=1)
-    times: int | None = Field(default=None, ge=1)
-    ratio: float = Field(default=1.0, gt=0, le=1)
-    once_exists: Path | None = None
     from_byte: int = Field(default=0, ge=0)
     to_byte: int | None = Field(default=None, ge=1)
+
+    @property
+    def first(self) -> int:
+        """See `Fault.first`."""
+        return self.from_read
 
     def strikes_part(self, path: Path, offset: int, length: int) -> bool:
         """Whether it is meant for reads of this part of this file."""
@@ -111,9 +156,120 @@ class TruncatedFile(StorageFault):
     size_bytes: int = Field(ge=0)
 
 
+class DeviceFault(Fault):
+    """The base of faults of the device: they strike when MLX is asked to compute or to wait.
+
+    Attributes:
+        from_call: The first such call that it strikes, counted from 1 in each engine.
+    """
+
+    from_call: int = Field(default=1, ge=1)
+
+    @property
+    def first(self) -> int:
+        """See `Fault.first`."""
+        return self.from_call
+
+
+class DeviceError(DeviceFault):
+    """A command buffer fails.
+
+    Attributes:
+        error: Which of Metal's errors. After `submissions_ignored` every later call of this
+            process fails with it too.
+        text: Other words than the usual ones, for forms that drift between systems.
+        stall_s: Seconds for which the call hangs first.
+        late: The call itself returns zeros, and the next call raises.
+    """
+
+    kind: Literal["device_error"] = "device_error"
+    error: MetalError = "timeout"
+    text: str = ""
+    stall_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    late: bool = False
+
+
+class Abort(DeviceFault):
+    """The process aborts with an error's text on stderr, as MLX before 0.32 did."""
+
+    kind: Literal["abort"] = "abort"
+    error: MetalError = "timeout"
+    stall_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
+class Exit(DeviceFault):
+    """The process ends by itself.
+
+    Attributes:
+        status: With which status.
+    """
+
+    kind: Literal["exit"] = "exit"
+    status: int = Field(default=0, ge=0, le=255)
+
+
+class Hang(DeviceFault):
+    """A call does not come back.
+
+    Attributes:
+        holds_gil: Whether no other thread of Python runs meanwhile.
+        for_s: Seconds after which it does come back; None is never.
+    """
+
+    kind: Literal["hang"] = "hang"
+    holds_gil: bool = False
+    for_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class SlowDevice(DeviceFault):
+    """Every call takes longer.
+
+    Attributes:
+        delay_s: Seconds by which.
+    """
+
+    kind: Literal["slow_device"] = "slow_device"
+    delay_s: float = Field(gt=0, allow_inf_nan=False)
+
+
+class WrongOutput(DeviceFault):
+    """What a call computes is wrong, and nothing says so.
+
+    Attributes:
+        form: `nan`, `zeros`, or `garbage`: other tokens than the right ones.
+    """
+
+    kind: Literal["wrong_output"] = "wrong_output"
+    form: Literal["nan", "zeros", "garbage"] = "nan"
+
+
+class StrandedMemory(Fault):
+    """The memory of an engine that ended does not come back.
+
+    Attributes:
+        stranded_bytes: How much of it.
+    """
+
+    kind: Literal["stranded_memory"] = "stranded_memory"
+    stranded_bytes: int = Field(gt=0)
+
+
+class SlowTeardown(Fault):
+    """An engine that leaves in order takes its time.
+
+    Attributes:
+        takes_s: Seconds.
+    """
+
+    kind: Literal["slow_teardown"] = "slow_teardown"
+    takes_s: float = Field(gt=0, allow_inf_nan=False)
+
+
 AnyStorageFault = SlowRead | StalledRead | ReadError | ShortRead | TruncatedFile
-# Other kinds of faults are added here; `arming` hands each to what injects it.
-AnyFault = Annotated[AnyStorageFault, Field(discriminator="kind")]
+AnyDeviceFault = DeviceError | Abort | Exit | Hang | SlowDevice | WrongOutput
+AnyFault = Annotated[
+    AnyStorageFault | AnyDeviceFault | StrandedMemory | SlowTeardown, Field(discriminator="kind")
+]
 
 
 class InjectionPlan(BaseModel):
@@ -121,12 +277,16 @@ class InjectionPlan(BaseModel):
 
     Attributes:
         seed: Of all draws.
+        forgiven_timeouts: After so many injected timeouts of one host the driver ignores every
+            further call of the process that had the last one, and of each later process from its
+            first timeout on; a restart forgives nothing. None forgives all.
         faults: At least one.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     seed: int = 0
+    forgiven_timeouts: int | None = Field(default=None, ge=0)
     faults: tuple[AnyFault, ...] = Field(min_length=1)
 
 

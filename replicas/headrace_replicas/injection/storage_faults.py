@@ -1,8 +1,4 @@
-"""Injects a plan's faults of storage between the reader and the operating system's files.
-
-`strike` decides, for one fault, whether a read is struck. It is pure: the n-th read of the files of
-a fault gets the same answer in each run with the same seed, whatever thread makes it.
-"""
+"""Injects a plan's faults of storage between the reader and the operating system's files."""
 
 import errno
 import logging
@@ -11,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
@@ -23,58 +18,15 @@ from headrace_replicas.injection.plan import (
     ShortRead,
     SlowRead,
     StalledRead,
-    StorageFault,
     TruncatedFile,
 )
+from headrace_replicas.injection.strikes import FaultCount, draw_of, strike
 
 log = logging.getLogger("ray.serve.headrace.injection")
 
-_DRAWS: Final = 2**64
 # Strikes of a fault that are logged one by one. Some kinds may strike every read there is.
 _TOLD: Final = {"slow_read": 1, "short_read": 1, "truncated_file": 1}
 _TOLD_OF_OTHERS: Final = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultCount:
-    """What a fault has seen and done so far.
-
-    Attributes:
-        reads: Reads of its files since it was there to strike.
-        strikes: Those that it struck.
-    """
-
-    reads: int = 0
-    strikes: int = 0
-
-
-def strike(fault: StorageFault, count: FaultCount, *, draw: float) -> tuple[FaultCount, bool]:
-    """Whether a fault strikes the next read of its files.
-
-    Args:
-        fault: The fault.
-        count: Its count before.
-        draw: 0 to 1, compared with the fault's ratio.
-
-    Returns:
-        Its count after, and the answer.
-    """
-    reads = count.reads + 1
-    spent = fault.times is not None and count.strikes >= fault.times
-    struck = reads >= fault.from_read and not spent and draw < fault.ratio
-    return FaultCount(reads=reads, strikes=count.strikes + struck), struck
-
-
-def draw_of(seed: int, fault: int, read: int) -> float:
-    """The draw for a read of a fault's files; 0 to 1, not 1 itself.
-
-    Args:
-        seed: Of the plan.
-        fault: Number of the fault in the plan.
-        read: Number of the read of its files.
-    """
-    digest = blake2b(f"{seed}/{fault}/{read}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / _DRAWS
 
 
 @dataclass(slots=True)
@@ -151,9 +103,9 @@ class FaultyStorage:
                 fault = armed.fault
                 if not fault.strikes_part(path, offset, length):
                     continue
-                if fault.once_exists is not None and not fault.once_exists.exists():
+                if not fault.is_there:
                     continue
-                draw = draw_of(self._seed, armed.number, armed.count.reads + 1)
+                draw = draw_of(self._seed, armed.number, armed.count.occasions + 1)
                 armed.count, struck = strike(fault, armed.count, draw=draw)
                 if struck:
                     found.append((armed, armed.count.strikes))

@@ -136,6 +136,8 @@ class RangeReader:
     Attributes:
         files: As given; jobs name them by their index.
         health: What the reads have met with; any thread may ask it.
+        on_wait: Called with True when `read` begins to wait for storage and with False when it
+            ends; for whoever watches.
 
     Raises:
         ExpertReadError: A file cannot be opened.
@@ -158,6 +160,7 @@ class RangeReader:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="headrace-reader")
         self._clock = clock
         self._on_arrival = on_arrival
+        self.on_wait: Callable[[bool], None] = lambda _waiting: None
         self._lock = threading.Lock()
         self.health = ReadHealth(files, failures=failures)
         self.totals = ReadTotals()
@@ -174,6 +177,7 @@ class RangeReader:
             return
         began_s = self._clock.monotonic_s()
         self.active = True
+        self.on_wait(True)
         runs = self._runs(jobs)
         try:
             self._carry_out(runs)
@@ -183,6 +187,7 @@ class RangeReader:
             raise self._noted(error) from error
         finally:
             self.active = False
+            self.on_wait(False)
             self._count(jobs, len(runs), self._clock.monotonic_s() - began_s)
 
     def _runs(self, jobs: Sequence[ReadJob]) -> list[ReadRun]:
