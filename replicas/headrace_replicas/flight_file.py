@@ -101,9 +101,16 @@ class FlightFile:
     def _fresh_view(self, boot_id: str) -> mmap.mmap:
         first = bytearray(FILE_BYTES)
         WHO.pack_into(
-            first, WHO_AT, MAGIC, VERSION, os.getpid(), self._generation, self.started_s,
+            first,
+            WHO_AT,
+            MAGIC,
+            VERSION,
+            os.getpid(),
+            self._generation,
+            self.started_s,
+            _now_ns(),
             boot_id.encode()[:64],
-        )  # fmt: skip  # one line per argument says nothing more
+        )
         FLAGS.pack_into(first, FLAGS_AT, _PHASE_NUMBER[self._phase], 0, 0, 0)
         BEAT.pack_into(first, BEAT_AT, _now_ns(), 0)
         MARK.pack_into(first, MARK_AT, 0, _now_ns())

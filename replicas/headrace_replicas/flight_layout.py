@@ -22,8 +22,9 @@ PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 BUSY_PHASES: Final = frozenset[Phase]({"load", "prefill", "decode", "teardown"})
 """Phases in which the device may hang: without progress something is wrong."""
 
-# Magic, version, process id, generation, wall-clock second of the start, boot id.
-WHO: Final = struct.Struct("@8sIIQd64s")
+# Magic, version, process id, generation, the start by the wall clock (seconds) and by the monotonic
+# one (nanoseconds), boot id.
+WHO: Final = struct.Struct("@8sIIQdQ64s")
 WHO_AT: Final = 0
 # Marks of progress so far, and the monotonic clock at the newest of them in nanoseconds.
 MARK: Final = struct.Struct("@QQ")

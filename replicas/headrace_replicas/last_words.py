@@ -86,6 +86,7 @@ class LastWords:
         pid: Of the process.
         generation: Of the engine on its device.
         started_s: Wall-clock second of its start.
+        started_ns: The same on the monotonic clock.
         boot_id: Of the host's boot that it ran in.
         phase: What it did last.
         busy: Whether the device could hang in that phase.
@@ -108,6 +109,7 @@ class LastWords:
     pid: int
     generation: int
     started_s: float
+    started_ns: int
     boot_id: str
     phase: Phase
     busy: bool
@@ -131,6 +133,17 @@ class LastWords:
         """Whether it left in order: by its own account, with status 0."""
         return self.ended is not None and self.status == 0
 
+    @property
+    def lived_s(self) -> float:
+        """From its start to its last sign of life."""
+        return max(0, self.progress_ns - self.started_ns, self.beat_ns - self.started_ns) / 1e9
+
+    @property
+    def crash_text(self) -> str:
+        """What C++ wrote on stderr when it ended the process; empty when it did not crash."""
+        lines = self.stderr_tail.splitlines() if self.crash else []
+        return "\n".join(line for line in lines if "terminat" in line or "what():" in line)
+
     def story(self) -> str:
         """How it ended, as one sentence for a person."""
         return f"Process {self.pid} (generation {self.generation}): {self._end()}; {self._then()}."
@@ -144,14 +157,11 @@ class LastWords:
             return str(self.verdict)
         where = f"{self.phase}, {self.detail}" if self.detail else self.phase
         if self.crash:
-            return f"it crashed in {where} ({self._crash_text()})"
+            said = "; ".join([self.crash, *self.crash_text.splitlines()[-2:]])
+            return f"it crashed in {where} ({said[:_SHOWN_TEXT]})"
         if self.fault is not None:
             return f"it died in {where} after {_shown_fault(self.fault)}"
         return f"it died without a word while in {where}"
-
-    def _crash_text(self) -> str:
-        said = [line for line in self.stderr_tail.splitlines() if "terminating" in line]
-        return "; ".join([self.crash, *said[-1:]])[:_SHOWN_TEXT]
 
     def _then(self) -> str:
         gpu = "its GPU had worked" if self.worked else "its GPU had never completed any work"
@@ -188,7 +198,7 @@ def words_in(view: View) -> LastWords | None:
     """The record in the bytes of a file, without what lies beside the file."""
     if len(view) < FILE_BYTES:
         return None
-    magic, version, pid, generation, started_s, boot_id = WHO.unpack_from(view, WHO_AT)
+    magic, version, pid, generation, started_s, started_ns, boot_id = WHO.unpack_from(view, WHO_AT)
     phase, busy, worked, _ = FLAGS.unpack_from(view, FLAGS_AT)
     if magic != MAGIC or version != VERSION or phase >= len(PHASES):
         return None
@@ -201,6 +211,7 @@ def words_in(view: View) -> LastWords | None:
         pid=pid,
         generation=generation,
         started_s=started_s,
+        started_ns=started_ns,
         boot_id=boot_id.rstrip(b"\0").decode(errors="replace"),
         phase=PHASES[phase],
         busy=bool(busy),

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_replicas.contract.clock import SystemClock
@@ -188,6 +188,7 @@ def test_a_story_tells_of_the_watchdog(tmp_path: Path) -> None:
     )
 
 
+@settings(max_examples=30)  # each writes files to the disk
 @given(st.data())
 def test_a_damaged_file_is_no_reason_to_fail(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
