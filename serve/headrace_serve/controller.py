@@ -58,9 +58,9 @@ class FleetController:
         self._app_name = app_name
         self._deployment_name = deployment_name
         self._clock = SystemClock()
-        self._state = fleet.FleetState()
         self._changed = asyncio.Condition()
         self._incidents = IncidentLog(Path(self._settings.state_dir), host_label())
+        self._state = fleet.begin(self._incidents.read(), self._clock.now_s())
         self._open_calls: set[asyncio.Task[None]] = set()
         self._handle: DeploymentHandle[Any] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -134,7 +134,7 @@ class FleetController:
             log.error("a controller call failed: %r", error)
 
     async def _probe(self, effect: SendProbe) -> None:
-        request = ProbeRequest(replica_id=effect.replica_id)
+        request = ProbeRequest(replica_id=effect.replica_id, exact=effect.exact)
         try:
             result = await self._call("probe", request, effect.deadline_s)
             notice: Notice = ProbeFinished(result=result, at_s=self._clock.now_s())

@@ -7,8 +7,8 @@ the records before and after.
 
 Laws: `step` never raises, whatever comes and in whatever order; the version rises by one with
 each change, and no change gives the same object back; a replica and generation has at most one
-open incident; an incident is closed once its place was taken, or its culprit passed a probe and can
-read its files.
+open incident, and one of slowness beside it; an incident is closed once its place was taken, or its
+culprit passed a probe, can read its files, and need not be replaced.
 """
 
 from dataclasses import replace
@@ -21,8 +21,10 @@ from headrace_replicas.contract.fleet import (
     Effect,
     FleetView,
     HostReported,
+    Incident,
     MembersSeen,
     Notice,
+    PoisonFound,
     ProbeFinished,
     ProbeUnanswered,
     ReplaceReplica,
@@ -35,10 +37,16 @@ from headrace_replicas.contract.fleet import (
     WriteIncident,
 )
 from headrace_replicas.contract.settings import FleetSettings
+from headrace_serve import fleet_faults as faults
+from headrace_serve import fleet_hosts as hosts
+from headrace_serve import fleet_inherited as inherited
 from headrace_serve import fleet_orders as orders
+from headrace_serve import fleet_pace as pace
+from headrace_serve import fleet_poison as poison
 from headrace_serve import fleet_probes as probes
 from headrace_serve import fleet_storage as storage
 from headrace_serve import fleet_symptoms as symptoms
+from headrace_serve.fleet_inherited import begin
 from headrace_serve.fleet_state import (
     OUT_OF_ROTATION,
     WATCHED,
@@ -51,7 +59,10 @@ from headrace_serve.fleet_state import (
     with_replica,
 )
 
-__all__ = ["FleetState", "check", "step", "view"]
+__all__ = ["FleetState", "begin", "check", "step", "view"]
+
+# What a replica says of its past so soon after the controller began, another one has dealt with.
+_FOUND_S: Final = 10.0
 
 # What a lost attempt says of its replica: the incident's cause, what the state does, and why.
 _LOST_ATTEMPTS: Final = {
@@ -78,7 +89,8 @@ def step(
         after = _settled(after, moment)
     if after is state:
         return state, ()
-    after = replace(after, version=state.version + 1)
+    began_s = moment.at_s if after.began_s is None else after.began_s
+    after = replace(after, version=state.version + 1, began_s=began_s)
     return after, _effects_between(state, after)
 
 
@@ -96,7 +108,13 @@ def view(state: FleetState, at_s: float) -> FleetView:
         )
         for _, replica in sorted(state.replicas.items())
     )
-    return FleetView(version=state.version, at_s=at_s, replicas=statuses)
+    return FleetView(
+        version=state.version,
+        at_s=at_s,
+        replicas=statuses,
+        hosts=hosts.shown(state),
+        poison=tuple(found for _, found in sorted(state.poison.items())),
+    )
 
 
 def _heard(state: FleetState, moment: Moment) -> FleetState:
@@ -105,27 +123,38 @@ def _heard(state: FleetState, moment: Moment) -> FleetState:
             return _members(state, notice, moment)
         case SnapshotSeen() as notice:
             return _snapshot(state, notice, moment)
-        case HostReported() | Tick():
+        case HostReported() as notice:
+            return hosts.reported(faults.last_words(state, notice, moment), notice, moment)
+        case PoisonFound() as notice:
+            return poison.found(state, notice)
+        case Tick():
             return _ticked(state, moment)
-        case ProbeFinished() as notice:
-            return _told(state, notice.result.replica_id, notice, moment)
-        case ProbeUnanswered() | AttemptFailed() | DrainOrdered() as notice:
-            return _told(state, notice.replica_id, notice, moment)
-        case RequestMoved() as notice:
-            return _told(state, notice.from_replica, notice, moment)
+        case _ as notice:
+            return _told(state, notice, moment)
 
 
 _OfOneReplica = ProbeFinished | ProbeUnanswered | AttemptFailed | DrainOrdered | RequestMoved
 
 
-def _told(state: FleetState, name: str, notice: _OfOneReplica, moment: Moment) -> FleetState:
+def _whose(notice: _OfOneReplica) -> str:
+    match notice:
+        case ProbeFinished(result=result):
+            return result.replica_id
+        case RequestMoved(from_replica=name):
+            return name
+        case ProbeUnanswered() | AttemptFailed() | DrainOrdered():
+            return notice.replica_id
+
+
+def _told(state: FleetState, notice: _OfOneReplica, moment: Moment) -> FleetState:
+    name = _whose(notice)
     replica = state.replicas.get(name)
     if replica is None:
         if not (isinstance(notice, AttemptFailed) and notice.failure == "died"):
             return state
         # A controller that has just started may hear of a death before it has seen the fleet. All
         # other troubles will show again when it has.
-        replica = probes.newborn(name, moment)
+        state, replica = _met(state, name, moment)
     match notice:
         case ProbeFinished(result=result):
             changed = probes.judge(replica, result, moment)
@@ -140,6 +169,11 @@ def _told(state: FleetState, name: str, notice: _OfOneReplica, moment: Moment) -
         case RequestMoved():
             changed = symptoms.request_moved(replica, notice)
     return with_replica(state, changed)
+
+
+def _met(state: FleetState, name: str, moment: Moment) -> tuple[FleetState, Replica]:
+    """The state and a replica that is heard of for the first time."""
+    return inherited.take_up(state, probes.newborn(name, moment))
 
 
 def _attempt_failed(replica: Replica, notice: AttemptFailed, moment: Moment) -> Replica:
@@ -157,7 +191,8 @@ def _members(state: FleetState, notice: MembersSeen, moment: Moment) -> FleetSta
     for name in sorted(notice.replica_ids):
         replica = state.replicas.get(name)
         if replica is None:
-            listed = replace(probes.newborn(name, moment), listed=True)
+            state, replica = _met(state, name, moment)
+            listed = replace(replica, listed=True)
         else:
             listed = _listed(replica, moment)
         state = with_replica(state, listed)
@@ -190,7 +225,9 @@ def _unlisted(replica: Replica, moment: Moment) -> Replica:
 
 def _snapshot(state: FleetState, notice: SnapshotSeen, moment: Moment) -> FleetState:
     snapshot = notice.snapshot
-    replica = state.replicas.get(snapshot.replica_id) or probes.newborn(snapshot.replica_id, moment)
+    replica = state.replicas.get(snapshot.replica_id)
+    if replica is None:
+        state, replica = _met(state, snapshot.replica_id, moment)
     before = replica.snapshot
     if before is not None:
         if (snapshot.generation, snapshot.sequence) <= (before.generation, before.sequence):
@@ -201,6 +238,11 @@ def _snapshot(state: FleetState, notice: SnapshotSeen, moment: Moment) -> FleetS
             replica = replace(replica, next_probe_s=moment.at_s)
     replica = replace(replica, snapshot=snapshot, heard_s=moment.at_s)
     replica = storage.heard(replica, before, moment)
+    is_old = state.began_s is None or moment.at_s - state.began_s < _FOUND_S
+    replica = faults.heard(replica, before, moment, is_old=is_old)
+    if before is None or before.generation != snapshot.generation:
+        state = faults.last_words(state, snapshot, moment)
+    replica = pace.heard(replica, before, moment)
     if snapshot.state is ReplicaState.STOPPING:
         replica = _leaves(replica, moment)
     elif before is not None and before.generation == snapshot.generation:
@@ -221,7 +263,7 @@ def _ticked(state: FleetState, moment: Moment) -> FleetState:
         ticked = orders.repeat_order(probes.went_silent(replica, moment), moment)
         if ticked is not replica:
             state = with_replica(state, ticked)
-    return orders.forget_lost(state, moment)
+    return orders.forget_lost(poison.expired(state, moment), moment)
 
 
 def _only_figures(state: FleetState, after: FleetState, notice: Notice) -> bool:
@@ -234,6 +276,8 @@ def _only_figures(state: FleetState, after: FleetState, notice: Notice) -> bool:
         return False
     old = state.replicas.get(notice.snapshot.replica_id)
     new = after.replicas[notice.snapshot.replica_id]
+    if old is not None and old.next_exact_s != new.next_exact_s:
+        return False
     return old is not None and (old.state, old.order, old.incident) == (
         new.state,
         new.order,
@@ -245,10 +289,11 @@ def _settled(state: FleetState, moment: Moment) -> FleetState:
     state = orders.grant_orders(orders.fill_places(state, moment), moment)
     ready = any(r.state is ReplicaState.READY for r in state.replicas.values())
     for replica in tuple(state.replicas.values()):
-        settled = probes.send_if_due(_mitigated(replica, ready=ready, at_s=moment.at_s), moment)
+        settled = pace.gone(_mitigated(replica, ready=ready, at_s=moment.at_s), moment)
+        settled = probes.send_if_due(settled, moment)
         if settled is not replica:
             state = with_replica(state, settled)
-    return state
+    return inherited.settle(hosts.settle(state, moment), moment)
 
 
 def _mitigated(replica: Replica, *, ready: bool, at_s: float) -> Replica:
@@ -259,16 +304,34 @@ def _mitigated(replica: Replica, *, ready: bool, at_s: float) -> Replica:
 
 
 def _effects_between(state: FleetState, after: FleetState) -> tuple[Effect, ...]:
-    effects: list[Effect] = []
+    effects = _written(_beside_replicas(state), _beside_replicas(after))
     for name, new in after.replicas.items():
         old = state.replicas.get(name)
         if new is old:
             continue
-        if new.incident is not None and (old is None or new.incident != old.incident):
-            effects.append(WriteIncident(incident=new.incident))
+        known = () if old is None else (old.incident, old.pace.incident)
+        effects += _written(known, (new.incident, new.pace.incident))
         told_s = None if old is None or old.order is None else old.order.sent_s
         if new.order is not None and new.order.sent_s not in (None, told_s):
             effects.append(ReplaceReplica(replica_id=name, reason=new.order.reason))
         if new.probe is not None and (old is None or new.probe != old.probe):
-            effects.append(SendProbe(replica_id=name, deadline_s=new.probe.deadline_s))
+            effects.append(
+                SendProbe(replica_id=name, deadline_s=new.probe.deadline_s, exact=new.probe.exact)
+            )
     return tuple(effects)
+
+
+def _beside_replicas(state: FleetState) -> tuple[Incident | None, ...]:
+    """The incidents that belong to no replica that is known."""
+    held = (incident for host in state.hosts.values() for incident in (host.held, host.slow))
+    return (*held, *state.inherited.values(), *state.poison_incidents.values())
+
+
+def _written(
+    before: tuple[Incident | None, ...], after: tuple[Incident | None, ...]
+) -> list[Effect]:
+    return [
+        WriteIncident(incident=incident)
+        for incident in after
+        if incident is not None and incident not in before
+    ]

@@ -1,11 +1,12 @@
 """Who may be taken out of service by choice, and when a newcomer has taken a place.
 
 Laws: at most `max_unavailable` replicas are out by choice; a loss that is not made up yet uses
-the same budget; an order that must wait is owed, and granted as soon as the budget allows.
+the same budget; a replica that can still serve is not replaced while fewer than `min_ready` others
+are ready; an order that must wait is owed, and granted as soon as both allow it.
 """
 
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Final
 
 from headrace_replicas.contract.fleet import ReplicaState
 from headrace_serve.fleet_state import (
@@ -27,16 +28,31 @@ LOST_KEPT_S: Final = 300.0
 LOST_KEPT_COUNT: Final = 256
 
 
-def ask_replacement(replica: Replica, reason: str, moment: Moment) -> Replica:
-    """The replica with a replacement owed; an order for the same already stands as it is."""
-    if replica.order is not None and replica.order.kind == "replace":
-        return replica
-    return _ordered(replica, "replace", reason, moment)
+def ask_replacement(
+    replica: Replica, reason: str, moment: Moment, *, lasting: bool = False
+) -> Replica:
+    """The replica with a replacement owed; an order for the same already stands as it is.
+
+    Args:
+        replica: One that is watched.
+        reason: Why, for a person.
+        moment: When.
+        lasting: Whether passed canaries leave it owed.
+    """
+    order = replica.order
+    if order is None or order.kind != "replace":
+        order = Order(kind="replace", reason=reason, asked_s=moment.at_s, lasting=lasting)
+    elif lasting and not order.lasting:
+        order = replace(order, reason=reason, lasting=True)
+    return replace(replica, order=order)
 
 
 def cancel_replacement(replica: Replica) -> Replica:
-    """The replica that proved well before its replacement was granted."""
-    if replica.order is None or replica.order.kind != "replace":
+    """The replica that proved well before its replacement was granted.
+
+    Only failed canaries are made up for by a passed one.
+    """
+    if replica.order is None or replica.order.kind != "replace" or replica.order.lasting:
         return replica
     return replace(replica, order=None)
 
@@ -45,7 +61,8 @@ def order_drain(replica: Replica, moment: Moment) -> Replica:
     """The replica with an operator's drain owed, unless an order stands already."""
     if replica.order is not None or replica.state not in WATCHED:
         return replica
-    return _ordered(replica, "drain", "an operator's order", moment)
+    order = Order(kind="drain", reason="an operator's order", asked_s=moment.at_s)
+    return replace(replica, order=order)
 
 
 def end_drain(replica: Replica, moment: Moment) -> Replica:
@@ -57,14 +74,8 @@ def end_drain(replica: Replica, moment: Moment) -> Replica:
     return replace(replica, order=None) if replica.state in WATCHED else replica
 
 
-def _ordered(
-    replica: Replica, kind: Literal["drain", "replace"], reason: str, moment: Moment
-) -> Replica:
-    return replace(replica, order=Order(kind=kind, reason=reason, asked_s=moment.at_s))
-
-
 def grant_orders(state: FleetState, moment: Moment) -> FleetState:
-    """The state with as many waiting orders granted, oldest first, as the budget allows."""
+    """The state with as many waiting orders granted, oldest first, as budget and floor allow."""
     waiting = [
         replica
         for replica in state.replicas.values()
@@ -73,8 +84,21 @@ def grant_orders(state: FleetState, moment: Moment) -> FleetState:
     for replica in sorted(waiting, key=_asked):
         if out_of_service(state, moment.at_s) >= moment.settings.max_unavailable:
             return state
-        state = with_replica(state, _granted(replica, moment))
+        if not _needed(state, replica, moment):
+            state = with_replica(state, _granted(replica, moment))
     return state
+
+
+def _needed(state: FleetState, replica: Replica, moment: Moment) -> bool:
+    """Whether a replica must go on serving though its replacement is owed."""
+    if replica.order is None or replica.order.kind != "replace" or not replica.can_serve:
+        return False
+    others = sum(
+        1
+        for other in state.replicas.values()
+        if other.state is ReplicaState.READY and other.replica_id != replica.replica_id
+    )
+    return others < moment.settings.min_ready
 
 
 def _asked(replica: Replica) -> tuple[float, str]:
@@ -207,4 +231,6 @@ def owed_note(replica: Replica) -> str:
     order = replica.order
     if order is None or order.granted_s is not None:
         return ""
-    return f"; {order.kind} owed ({order.reason}): as many are out as may be at a time"
+    return (
+        f"; {order.kind} owed ({order.reason}): as many are out as may be, or too few others ready"
+    )

@@ -1,7 +1,9 @@
 """When a replica is probed, and what a verdict, or its absence, means.
 
 Laws: never two probes at once on one replica; a passing probe moves nothing that is on its way
-out; a probe that ran out of time while the engine progressed says nothing against the replica.
+out; a probe that ran out of time while the engine progressed says nothing against the replica; a
+replica that works without a pause is asked for the known answer once in `canary_period_s` all the
+same, since real tokens prove life, not that they are right.
 """
 
 from dataclasses import replace
@@ -33,16 +35,23 @@ PROBE_GRACE_S: Final = 5.0
 def send_if_due(replica: Replica, moment: Moment) -> Replica:
     """The replica with a probe out, when one is due and none is out."""
     replica = _forget_lost_probe(replica, moment)
-    if replica.probe is not None or not _wants_probe(replica) or not _due(replica, moment):
+    if replica.probe is not None or not _wants_probe(replica):
         return replica
+    exact = _exact_due(replica, moment)
+    if not _due(replica, moment) and not (exact and replica.state is ReplicaState.READY):
+        return replica
+    # Only the known answer ends a suspension, so nothing less is asked for.
+    exact = exact or replica.state is ReplicaState.SUSPENDED
     snapshot = replica.snapshot
     sent = SentProbe(
         sent_s=moment.at_s,
         deadline_s=moment.settings.probe_timeout_s,
         engine_steps=0 if snapshot is None else snapshot.engine_steps,
         last_progress_s=None if snapshot is None else snapshot.last_progress_s,
+        exact=exact,
     )
-    return replace(replica, probe=sent)
+    next_exact_s = moment.at_s if exact else replica.next_exact_s
+    return replace(replica, probe=sent, next_exact_s=next_exact_s)
 
 
 def _wants_probe(replica: Replica) -> bool:
@@ -57,13 +66,40 @@ def _due(replica: Replica, moment: Moment) -> bool:
     return wait_s <= 0 or wait_s > moment.settings.probe_period_s
 
 
+def _exact_due(replica: Replica, moment: Moment) -> bool:
+    wait_s = replica.next_exact_s - moment.at_s
+    return wait_s <= 0 or wait_s > moment.settings.canary_period_s
+
+
+def _probe_over(replica: Replica, moment: Moment) -> Replica:
+    """The replica without its probe, however that ended."""
+    sent = replica.probe
+    if sent is not None and sent.exact:
+        replica = _exact_asked(replica, sent.sent_s, moment)
+    return replace(replica, probe=None)
+
+
+def _exact_asked(replica: Replica, began_s: float, moment: Moment) -> Replica:
+    """The replica with its next known answer due a period later, unless a doubt came meanwhile."""
+    if began_s < replica.next_exact_s <= moment.at_s:
+        return replica
+    return replace(replica, next_exact_s=moment.at_s + moment.settings.canary_period_s)
+
+
+def ask_at_once(replica: Replica, moment: Moment) -> Replica:
+    """The replica with a known answer due now, whatever it is busy with."""
+    if replica.state not in WATCHED:
+        return replica
+    return replace(replica, next_probe_s=moment.at_s, next_exact_s=moment.at_s)
+
+
 def _forget_lost_probe(replica: Replica, moment: Moment) -> Replica:
     if replica.probe is None:
         return replica
     age_s = moment.at_s - replica.probe.sent_s
     if -PROBE_GRACE_S <= age_s <= replica.probe.deadline_s + PROBE_GRACE_S:
         return replica
-    return _asked_again_later(replace(replica, probe=None), moment)
+    return _asked_again_later(_probe_over(replica, moment), moment)
 
 
 def _asked_again_later(replica: Replica, moment: Moment) -> Replica:
@@ -84,7 +120,9 @@ def judge(replica: Replica, result: ProbeResult, moment: Moment) -> Replica:
     began_s = result.at_s - result.latency_s
     if result.kind != "self" and replica.probe is not None:
         began_s = replica.probe.sent_s
-        replica = replace(replica, probe=None)
+        replica = _probe_over(replica, moment)
+    if result.kind != "work":
+        replica = _exact_asked(replica, began_s, moment)
     if replica.state not in WATCHED:
         return replica
     if not result.passed:
@@ -109,6 +147,9 @@ def _passed(replica: Replica, result: ProbeResult, moment: Moment) -> Replica:
         return replica
     trigger = Trigger.WORKED if result.kind == "work" else Trigger.PROVED
     replica = moved(replica, trigger, f"passed a probe ({result.kind})", moment)
+    if replica.replacement_owed:
+        # It serves until it is its turn; what made its replacement necessary is not over.
+        return replica
     return over(replica, f"the replica passed a probe ({result.kind})", moment.at_s)
 
 
@@ -135,7 +176,7 @@ def unanswered(replica: Replica, notice: ProbeUnanswered, moment: Moment) -> Rep
     sent = replica.probe
     if sent is None:
         return replica
-    replica = replace(replica, probe=None)
+    replica = _probe_over(replica, moment)
     if replica.state not in WATCHED:
         return replica
     if notice.timed_out and _progressed(replica.snapshot, sent):
@@ -195,6 +236,7 @@ def newborn(replica_id: str, moment: Moment) -> Replica:
         reason="waits for its first passed probe",
         since_s=moment.at_s,
         next_probe_s=moment.at_s,
+        next_exact_s=moment.at_s,
         backoff_s=first_backoff_s(moment.settings),
     )
 

@@ -9,11 +9,13 @@ from headrace_replicas.contract.errors import HeadraceError
 from headrace_replicas.contract.fleet import (
     Incident,
     Notice,
+    PoisonFound,
     ProbeResult,
     ReplicaSnapshot,
     ReplicaState,
 )
 from headrace_replicas.contract.settings import FleetSettings
+from headrace_serve.fleet_records import Host, Pace, Place, is_open
 
 
 class Trigger(StrEnum):
@@ -95,12 +97,14 @@ class SentProbe:
     Attributes:
         engine_steps: As the snapshot said when it was sent, 0 without one.
         last_progress_s: As the snapshot said when it was sent, None without one.
+        exact: Whether it asks for the known answer however busy the replica is.
     """
 
     sent_s: float
     deadline_s: float
     engine_steps: int
     last_progress_s: float | None
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +114,14 @@ class Order:
     Attributes:
         granted_s: When the replica went out, None while the order waits.
         sent_s: When a replacement was last told to the replica.
+        lasting: Whether it stands however many canaries pass: the engine had a fault whose next
+            one may be its last.
     """
 
     kind: Literal["drain", "replace"]
     reason: str
     asked_s: float
+    lasting: bool = False
     granted_s: float | None = None
     sent_s: float | None = None
 
@@ -131,11 +138,13 @@ class Replica:
         heard_s: When its newest snapshot arrived, on the controller's clock.
         probe: The probe that is out, if any.
         next_probe_s: When the next one is due.
+        next_exact_s: When the next known answer is due, whatever work proves meanwhile.
         backoff_s: Pause before the next one while it is not ready.
         failures: Failed canaries in a row.
         replaced: Whether a newcomer has taken its place.
         incident: The newest incident of which it is the culprit.
         storage_s: When it last said anything new of trouble with its files.
+        pace: How fast it is used to be.
     """
 
     replica_id: str
@@ -143,6 +152,7 @@ class Replica:
     reason: str
     since_s: float
     next_probe_s: float
+    next_exact_s: float
     backoff_s: float
     listed: bool = False
     proved: bool = False
@@ -155,6 +165,7 @@ class Replica:
     replaced: bool = False
     incident: Incident | None = None
     storage_s: float | None = None
+    pace: Pace = field(default_factory=Pace)
 
     @property
     def generation(self) -> int:
@@ -162,7 +173,7 @@ class Replica:
         return 0 if self.snapshot is None else self.snapshot.generation
 
     @property
-    def place(self) -> tuple[str, int] | None:
+    def place(self) -> Place | None:
         """Host and device, None until its first snapshot."""
         return None if self.snapshot is None else (self.snapshot.host, self.snapshot.device)
 
@@ -178,6 +189,16 @@ class Replica:
         return self.out_by_choice and self.order is not None and self.order.kind == "replace"
 
     @property
+    def replacement_owed(self) -> bool:
+        """Whether it must be replaced, however many canaries it passes meanwhile."""
+        return self.order is not None and self.order.kind == "replace" and self.order.lasting
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether it may still answer rightly, as far as its canaries and its files tell."""
+        return self.state in WATCHED and self.failures == 0 and not self.lost_its_files
+
+    @property
     def lost_its_files(self) -> bool:
         """Whether its reads of experts fail, and will: it computes rightly, but not everything."""
         return self.snapshot is not None and self.snapshot.storage_lost
@@ -189,10 +210,24 @@ class Replica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetState:
-    """The fleet as the controller knows it; `version` rises with each change."""
+    """The fleet as the controller knows it; `version` rises with each change.
+
+    Attributes:
+        hosts: Places where no engine is ready, as far as they told.
+        inherited: By id, incidents that were open when this controller began, and whose replica it
+            has not met.
+        poison: By fingerprint, requests that are refused now.
+        poison_incidents: The record of each of them.
+        began_s: When this controller first learned anything; None before that.
+    """
 
     version: int = 0
     replicas: Mapping[str, Replica] = field(default_factory=dict)
+    hosts: Mapping[Place, Host] = field(default_factory=dict)
+    inherited: Mapping[str, Incident] = field(default_factory=dict)
+    poison: Mapping[str, PoisonFound] = field(default_factory=dict)
+    poison_incidents: Mapping[str, Incident] = field(default_factory=dict)
+    began_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +248,14 @@ def with_replica(state: FleetState, replica: Replica) -> FleetState:
     if state.replicas.get(replica.replica_id) == replica:
         return state
     return replace(state, replicas={**state.replicas, replica.replica_id: replica})
+
+
+def with_host(state: FleetState, host: Host) -> FleetState:
+    """The state with this place's record in it; the same object when nothing differs."""
+    place = (host.report.host, host.report.device)
+    if state.hosts.get(place) == host:
+        return state
+    return replace(state, hosts={**state.hosts, place: host})
 
 
 def moved(replica: Replica, trigger: Trigger, reason: str, moment: Moment) -> Replica:
@@ -267,9 +310,12 @@ def check(state: FleetState) -> None:
         laws = {
             "is filed under its own id": name == replica.replica_id,
             "took its place when ready": replica.state is not ReplicaState.READY or replica.proved,
-            "has no open incident when ready": replica.state is not ReplicaState.READY
-            or replica.incident is None
-            or replica.incident.closed_s is not None,
+            "has no open incident when ready, unless it is to be replaced": not (
+                replica.state is ReplicaState.READY and is_open(replica.incident)
+            )
+            or replica.replacement_owed,
+            "is slow only while watched": not is_open(replica.pace.incident)
+            or replica.state in WATCHED,
             "is not probed when lost": replica.state is not ReplicaState.LOST
             or replica.probe is None,
             "drains by an order only": replica.state is not ReplicaState.DRAINING
@@ -286,3 +332,8 @@ def check(state: FleetState) -> None:
         for law, holds in laws.items():
             if not holds:
                 raise BrokenFleetStateError(f"replica {name} breaks the law: it {law}; {replica}")
+    for place, host in state.hosts.items():
+        if place != (host.report.host, host.report.device):
+            raise BrokenFleetStateError(f"host {place} is filed under another's name: {host}")
+    if state.poison.keys() != state.poison_incidents.keys():
+        raise BrokenFleetStateError(f"requests are refused without a record: {state.poison}")

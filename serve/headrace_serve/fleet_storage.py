@@ -40,4 +40,4 @@ def _leaves_already(replica: Replica) -> bool:
 def _lost(replica: Replica, trouble: str, moment: Moment) -> Replica:
     replica = symptom(replica, Cause.STORAGE_FAULT, f"lost its files: {trouble}", moment)
     replica = moved(replica, Trigger.DOUBTED, "it cannot read its experts", moment)
-    return ask_replacement(replica, trouble, moment)
+    return ask_replacement(replica, trouble, moment, lasting=True)

@@ -42,6 +42,14 @@ def symptom(replica: Replica, cause: Cause, text: str, moment: Moment) -> Replic
     return replace(replica, incident=changed)
 
 
+def refined(replica: Replica, cause: Cause, moment: Moment) -> Replica:
+    """The replica whose incident, if it has one, gets a more precise cause."""
+    if replica.incident is None:
+        return replica
+    incident = incidents.refine(replica.incident, cause=cause, at_s=moment.at_s)
+    return replica if incident is replica.incident else replace(replica, incident=incident)
+
+
 def _storage_trouble(replica: Replica, at_s: float) -> str:
     """What the replica lately said of its files; empty when that was nothing, or long ago."""
     said_s = replica.storage_s

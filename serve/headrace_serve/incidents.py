@@ -16,6 +16,18 @@ EVIDENCE_KEPT: Final = 20
 EVIDENCE_CHARS: Final = 2000
 TIMELINE_KEPT: Final = 64
 
+# What a symptom alone says, before anybody knows what was behind it. REPLICA_STALLED and the like
+# may turn out to be a fault of the GPU; the reverse never happens.
+_VAGUE: Final = frozenset(
+    {
+        Cause.REPLICA_DIED,
+        Cause.REPLICA_STALLED,
+        Cause.STREAM_ENDED_EARLY,
+        Cause.ENGINE_FAULT,
+        Cause.CANARY_TIMEOUT,
+    }
+)
+
 _Entry = TypeVar("_Entry")
 
 _UNSAFE_IN_FILE_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
@@ -38,20 +50,38 @@ _TITLES: Final = {
 }
 
 
-def incident_id(*, opened_s: float, replica: str, generation: int) -> str:
+def incident_id(*, opened_s: float, subject: str, generation: int) -> str:
     """A name that sorts by time of opening and is safe in a file name."""
     opened_ms = max(0, round(opened_s * 1000))
-    safe_replica = _UNSAFE_IN_FILE_NAME.sub("-", replica)
-    return f"{opened_ms:015d}-{safe_replica}-g{generation}"
+    safe_subject = _UNSAFE_IN_FILE_NAME.sub("-", subject)
+    return f"{opened_ms:015d}-{safe_subject}-g{generation}"
 
 
 def open_(
-    *, cause: Cause, host: str, replica: str, generation: int, text: str, at_s: float
+    *,
+    cause: Cause,
+    host: str,
+    replica: str,
+    generation: int,
+    text: str,
+    at_s: float,
+    subject: str = "",
 ) -> Incident:
-    """A new record with its first symptom; `host` is empty while it is not known."""
+    """A new record with its first symptom.
+
+    Args:
+        cause: What it is.
+        host: The host's label; empty while it is not known.
+        replica: The culprit; empty when it is none.
+        generation: The culprit's.
+        text: The first symptom.
+        at_s: When it showed.
+        subject: What the id names, when that is not the replica: things that may go wrong at once
+            need names of their own.
+    """
     cut = _cut(text)
     return Incident(
-        id=incident_id(opened_s=at_s, replica=replica, generation=generation),
+        id=incident_id(opened_s=at_s, subject=subject or replica, generation=generation),
         cause=cause,
         host=host,
         replica=replica,
@@ -67,6 +97,20 @@ def add_evidence(incident: Incident, *, cause: Cause, text: str, at_s: float) ->
     cut = _cut(text)
     kept = _bounded((*incident.evidence, cut), EVIDENCE_KEPT)
     return _noted(replace(incident, evidence=kept), at_s, f"{cause}: {_first_line(cut)}")
+
+
+def holds(incident: Incident, text: str) -> bool:
+    """Whether this text is in the evidence already."""
+    return _cut(text) in incident.evidence
+
+
+def refine(incident: Incident, *, cause: Cause, at_s: float) -> Incident:
+    """The record with a more precise cause; one that is precise already keeps its own."""
+    if incident.cause is cause or cause in _VAGUE or incident.cause not in _VAGUE:
+        return incident
+    return _noted(
+        replace(incident, cause=cause), at_s, f"the cause is {cause}, not {incident.cause}"
+    )
 
 
 def count_move(
@@ -120,14 +164,19 @@ def summary(incident: Incident) -> tuple[str, ...]:
     first = _first_line(incident.evidence[0]) if incident.evidence else "no evidence was kept"
     last = _first_line(incident.timeline[-1][1]) if incident.timeline else "nothing noted"
     felt = f"{incident.requests_moved} moved, {incident.replayed_tokens} tokens replayed"
-    where = f"replica {incident.replica}, generation {incident.generation}"
     return (
         f"What: {_TITLES[incident.cause]} ({incident.cause}): {first}",
-        f"Where: {where}, host {incident.host or 'unknown'}",
+        f"Where: {_where(incident)}host {incident.host or 'unknown'}",
         f"Requests: {felt}, longest pause {incident.worst_gap_s:.2f} s",
         f"Time: opened {_utc(incident.opened_s)}, {_durations(incident)}",
         f"State: {_standing(incident)}; last entry: {last}",
     )
+
+
+def _where(incident: Incident) -> str:
+    if not incident.replica:
+        return ""
+    return f"replica {incident.replica}, generation {incident.generation}, "
 
 
 def _durations(incident: Incident) -> str:

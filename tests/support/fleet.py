@@ -99,7 +99,8 @@ class Fleet:
             assert effects == (), "an effect without a change"
         else:
             assert self.state.version == before.version + 1
-            assert self.state.replicas != before.replicas, "a new version without a change"
+            unnumbered = replace(before, version=self.state.version)
+            assert self.state != unnumbered, "a new version without a change"
         assert fleet_orders.out_by_choice(self.state) <= self.settings.max_unavailable
         for effect in effects:
             if isinstance(effect, WriteIncident):

@@ -9,10 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from headrace_replicas.contract.fleet import (
     AttemptFailed,
     AttemptFailure,
+    Cause,
     DrainOrdered,
     Effect,
+    HostReported,
+    HostState,
     MembersSeen,
     Notice,
+    PoisonFound,
     ProbeFinished,
     ProbeKind,
     ProbeUnanswered,
@@ -37,12 +41,15 @@ GONE = (ReplicaState.DRAINING, ReplicaState.STOPPING, ReplicaState.LOST)
 class FleetLaws(RuleBasedStateMachine):
     """Sends anything at any time, and keeps a second account of probes and incidents."""
 
-    @initialize(budget=st.integers(1, 3), canaries=st.integers(1, 3))
-    def start(self, budget: int, canaries: int) -> None:
+    @initialize(budget=st.integers(1, 3), canaries=st.integers(1, 3), floor=st.integers(0, 3))
+    def start(self, budget: int, canaries: int, floor: int) -> None:
         self.fleet = Fleet(
             FleetSettings(
                 max_unavailable=budget,
                 canary_failures=canaries,
+                min_ready=floor,
+                slow_for_s=2.0,
+                load_slow_s=40.0,
                 probe_period_s=4.0,
                 probe_timeout_s=3.0,
                 snapshot_stale_s=5.0,
@@ -65,8 +72,18 @@ class FleetLaws(RuleBasedStateMachine):
                 self.account_incident(effect)
         for name in told_to_leave(effects):
             assert after[name] is ReplicaState.DRAINING
+        self.check_floor(before, after)
         self.check_proofs(notice, before, after)
         return effects
+
+    def check_floor(self, before: dict[str, ReplicaState], after: dict[str, ReplicaState]) -> None:
+        """Who can serve is told to leave only while enough others are ready."""
+        ready = sum(state is ReplicaState.READY for state in after.values())
+        for name, replica in self.fleet.state.replicas.items():
+            went = after[name] is ReplicaState.DRAINING is not before.get(name)
+            ordered = replica.order is not None and replica.order.kind == "replace"
+            if went and ordered and replica.failures == 0 and not replica.lost_its_files:
+                assert ready >= self.fleet.settings.min_ready
 
     def account_probes(
         self, notice: Notice, effects: tuple[Effect, ...], after: dict[str, ReplicaState]
@@ -97,13 +114,20 @@ class FleetLaws(RuleBasedStateMachine):
         """A replica has one open incident at most, and a new one only well after the last."""
         incident = effect.incident
         assert incident.mitigated_s is None or incident.mitigated_s >= incident.opened_s
+        if incident.cause in (Cause.HOST_HELD, Cause.LOAD_SLOW, Cause.POISON_REQUEST):
+            assert incident.mitigated_s is not None
+            return
+        if incident.cause is Cause.REPLICA_SLOW:
+            return
         was_open = self.open.get(incident.replica)
         if incident.closed_s is None:
             assert was_open in (None, incident.id)
             self.open[incident.replica] = incident.id
             if was_open is None and incident.replica in self.closed:
                 again = self.fleet.now_s - self.closed[incident.replica]
-                assert incident.evidence[-1].startswith("again") or again >= REOPEN_S
+                # One notice may bring a second symptom after the one that opened it again.
+                reopened = any(text.startswith("again") for text in incident.evidence[-2:])
+                assert reopened or again >= REOPEN_S
         else:
             assert incident.mitigated_s is not None
             assert incident.closed_s >= incident.mitigated_s
@@ -145,9 +169,14 @@ class FleetLaws(RuleBasedStateMachine):
         running=st.integers(0, 2),
         engine_steps=st.integers(0, 5),
         storage=st.sampled_from([("", 0, False)] * 4 + [("slow", 1, False), ("cut", 2, True)]),
+        faults=st.sampled_from([(0, "")] * 3 + [(1, "go_on"), (2, "canary"), (3, "replace")]),
+        doubts=st.integers(0, 1),
+        rate=st.sampled_from([0.1, 10.0]),
+        words=st.sampled_from(["", "killed", "[METAL] Command buffer execution failed: Hm"]),
     )
     def send_snapshot(
         self,
+        *,
         name: str,
         generation: int,
         sequence: int,
@@ -155,6 +184,10 @@ class FleetLaws(RuleBasedStateMachine):
         running: int,
         engine_steps: int,
         storage: tuple[str, int, bool],
+        faults: tuple[int, str],
+        doubts: int,
+        rate: float,
+        words: str,
     ) -> None:
         trouble, troubles, lost = storage
         seen = snapshot(
@@ -168,6 +201,14 @@ class FleetLaws(RuleBasedStateMachine):
             storage_trouble=trouble,
             storage_troubles=troubles,
             storage_lost=lost,
+            faults=faults[0],
+            fault_kind="timeout" if faults[0] else "",
+            fault_answer=faults[1],
+            doubts=doubts,
+            step_rate=rate,
+            at_s=self.fleet.now_s,
+            predecessor=words,
+            predecessor_generation=generation - 1,
         )
         self.hear(SnapshotSeen(snapshot=seen, at_s=self.fleet.now_s))
 
@@ -221,6 +262,51 @@ class FleetLaws(RuleBasedStateMachine):
     @rule(name=names, drain=st.booleans())
     def order_drain(self, name: str, drain: bool) -> None:
         self.hear(DrainOrdered(replica_id=name, drain=drain, at_s=self.fleet.now_s))
+
+    @rule(
+        host=st.sampled_from(sorted(set(HOSTS.values()))),
+        generation=st.integers(0, 3),
+        state=st.sampled_from(HostState),
+        until_s=st.sampled_from([None, 5.0, 500.0]),
+        loaded=st.integers(0, 3),
+        words=st.sampled_from(["", "killed"]),
+    )
+    def report_host(
+        self,
+        host: str,
+        generation: int,
+        state: HostState,
+        until_s: float | None,
+        loaded: int,
+        words: str,
+    ) -> None:
+        self.hear(
+            HostReported(
+                host=host,
+                device=0,
+                generation=generation,
+                state=state,
+                until_s=None if until_s is None else self.fleet.now_s + until_s,
+                loaded_bytes=loaded,
+                total_bytes=3,
+                predecessor=words,
+                predecessor_generation=1,
+                at_s=self.fleet.now_s,
+            )
+        )
+
+    @rule(name=names, fingerprint=st.sampled_from("xy"))
+    def find_poison(self, name: str, fingerprint: str) -> None:
+        self.hear(
+            PoisonFound(
+                fingerprint=fingerprint,
+                request_id="q",
+                replica_id=name,
+                losses=("one", "two"),
+                until_s=self.fleet.now_s + 20.0,
+                at_s=self.fleet.now_s,
+            )
+        )
 
     @rule(after_s=st.sampled_from([-2.0, 0.0, 0.25, 1.0, 5.0, 12.0, 70.0, 400.0]))
     def tick(self, after_s: float) -> None:

@@ -28,7 +28,7 @@ def test_real_work_takes_the_place_of_probes() -> None:
     """A replica whose steps advance under real requests is not probed, and proved by `work`."""
     fleet_ = Fleet()
     fleet_.make_ready("a")
-    for step in range(1, 20):
+    for step in range(1, 15):
         fleet_.says("a", running=1, engine_steps=step)
         assert probed(fleet_.tick(2.0)) == []
     last = fleet_.state.replicas["a"].last_probe

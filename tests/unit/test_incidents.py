@@ -119,6 +119,39 @@ def test_an_id_is_safe_in_a_file_name() -> None:
     assert opened().id == "000000001000000-MoEReplica-x-1-g3"
 
 
+@given(lives(), st.sampled_from(Cause))
+def test_a_cause_gets_more_precise_and_never_less(states: list[Incident], cause: Cause) -> None:
+    """A symptom's cause gives way to one that says what was behind it, once."""
+    before = states[-1]
+    after = incidents.refine(before, cause=cause, at_s=1.0)
+    assert incidents.refine(after, cause=Cause.WRONG_OUTPUT, at_s=2.0).cause in (
+        after.cause,
+        Cause.WRONG_OUTPUT,
+    )
+    if after is not before:
+        assert (before.cause, after.cause) == (Cause.REPLICA_DIED, cause)
+        assert incidents.refine(after, cause=Cause.WRONG_OUTPUT, at_s=2.0) is after
+        assert incidents.refine(after, cause=Cause.REPLICA_DIED, at_s=2.0) is after
+
+
+def test_an_incident_of_a_host_names_no_replica() -> None:
+    """Two places that go wrong at once have ids of their own."""
+    one, other = (
+        incidents.open_(
+            cause=Cause.HOST_HELD,
+            host="m1",
+            replica="",
+            generation=0,
+            text="held",
+            at_s=1.0,
+            subject=f"m1-{device}-held",
+        )
+        for device in (0, 1)
+    )
+    assert one.id != other.id
+    assert incidents.summary(one)[1] == "Where: host m1"
+
+
 def test_closing_and_mitigating_twice_changes_nothing() -> None:
     """The first moment counts, and the same object comes back."""
     closed = incidents.close(opened(), why="well again", at_s=1010.0)

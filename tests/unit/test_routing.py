@@ -215,3 +215,23 @@ def test_the_reason_admits_a_doubtful_choice() -> None:
     decision = pick([candidate("a", suspected=True)], replace(ASK, avoid=frozenset({"a"})))
     assert decision.ranked == ("a",)
     assert "failed on this request before and it is suspect" in decision.reason
+
+
+def share(rates: dict[str, float], requests: int) -> dict[str, int]:
+    """Requests that each replica gets when so many come one after the other and none ends."""
+    given = dict.fromkeys(rates, 0)
+    for number in range(requests):
+        fleet = [
+            candidate(name, rate=rate, outstanding=200 * given[name])
+            for name, rate in rates.items()
+        ]
+        given[pick(fleet, replace(ASK, tiebreak=number)).ranked[0]] += 1
+    return given
+
+
+def test_a_slow_replica_gets_its_share_of_the_work_and_no_more() -> None:
+    """At a twentieth of the others' rate it gets about a twentieth of their requests."""
+    given = share({"a": 100.0, "b": 100.0, "slow": 5.0}, 82)
+    assert given["slow"] <= 2
+    assert given["a"] == pytest.approx(40, abs=2)
+    assert given["b"] == pytest.approx(40, abs=2)

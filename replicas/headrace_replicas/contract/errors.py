@@ -54,6 +54,14 @@ class ContextLengthExceededError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class PoisonRequestError(HeadraceError):
+    """The request was there at too many deaths of engines, and is refused for a while."""
+
+    code = "poison_request"
+    error_type = "invalid_request_error"
+    http_status = 422
+
+
 class InvalidApiKeyError(HeadraceError):
     """No API key, or one that is not known."""
 

@@ -279,6 +279,25 @@ class HostReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoisonFound:
+    """A gateway has stopped a request that was there at too many deaths.
+
+    Attributes:
+        fingerprint: Of the request's prompt and sampling; no text can be had from it.
+        replica_id: Where it was last.
+        losses: One sentence for each loss that it was there at, oldest first.
+        until_s: Wall-clock second until when the same request is refused.
+    """
+
+    fingerprint: str
+    request_id: str
+    replica_id: str
+    losses: tuple[str, ...]
+    until_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passed."""
 
@@ -294,6 +313,7 @@ Notice = (
     | RequestMoved
     | DrainOrdered
     | HostReported
+    | PoisonFound
     | Tick
 )
 
@@ -331,10 +351,15 @@ class Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendProbe:
-    """Ask this replica for a canary, and give up after `deadline_s` seconds."""
+    """Ask this replica for a canary, and give up after `deadline_s` seconds.
+
+    Attributes:
+        exact: Whether real work is no proof, and the known answer is asked for all the same.
+    """
 
     replica_id: str
     deadline_s: float
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,8 +395,15 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """The controller's board, published to the gateways; `version` rises with each change."""
+    """The controller's board, published to the gateways; `version` rises with each change.
+
+    Attributes:
+        hosts: What was last heard of each place where no engine is ready, by host and device.
+        poison: Requests that every gateway refuses now.
+    """
 
     version: int
     at_s: float
     replicas: tuple[ReplicaStatus, ...]
+    hosts: tuple[HostReported, ...] = ()
+    poison: tuple[PoisonFound, ...] = ()

@@ -80,9 +80,14 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """A canary for one replica; the router sends it to `replica_id` and nowhere else."""
+    """A canary for one replica; the router sends it to `replica_id` and nowhere else.
+
+    Attributes:
+        exact: Whether the known answer must be computed, however busy the engine is.
+    """
 
     replica_id: str
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

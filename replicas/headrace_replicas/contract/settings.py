@@ -210,6 +210,11 @@ class FleetSettings(Section):
         "an incident; it is routed less, not replaced.",
     )
     slow_for_s: Seconds = Field(default=30.0, description="See `slow_ratio`.")
+    load_slow_s: Seconds = Field(
+        default=1800.0,
+        description="A load that would take longer than this at the pace of its bytes so far opens "
+        "an incident; nothing is killed. Half an hour is 200 GB at 110 MB/s, far below any SSD.",
+    )
     poison_for_s: Seconds = Field(
         default=3600.0,
         description="A request that was there at two deaths or Metal errors is refused for this "
