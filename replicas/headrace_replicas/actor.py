@@ -53,9 +53,9 @@ class MoEReplica:
         async for chunk in self._replica.generate(request):
             yield chunk
 
-    async def probe(self, _request: ProbeRequest) -> ProbeResult:
+    async def probe(self, request: ProbeRequest) -> ProbeResult:
         """Prove that this engine generates; see `Replica.probe`."""
-        return await self._replica.probe()
+        return await self._replica.probe(exact=request.exact)
 
     async def replace(self, order: ReplaceReplica) -> None:
         """Take the controller's order to leave; Ray Serve's next checks carry it out."""

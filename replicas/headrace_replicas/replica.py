@@ -235,16 +235,19 @@ class Replica:
             async for chunk in chunks:
                 yield chunk
 
-    async def probe(self) -> ProbeResult:
+    async def probe(self, *, exact: bool = False) -> ProbeResult:
         """Prove that this engine generates: a canary when idle, real progress when busy.
 
         Two probes never run at once; the second waits for the first and then runs its own.
+
+        Args:
+            exact: A canary in any case: what flows proves life, not right answers.
 
         Raises:
             EngineFaultError: The engine has ended.
         """
         self._last_asked_s = self._clock.monotonic_s()
-        return await self._prover.prove("canary")
+        return await self._prover.prove("canary", exact=exact)
 
     async def watch_itself(self) -> None:
         """Probe this engine whenever no controller has asked for three periods; runs for ever.

@@ -6,7 +6,6 @@ when a healthy engine was replaced, or beyond three times a bound.
 """
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
+import psutil
 import yaml
 
 from tests.e2e.fault_scenarios import SCENARIOS, SLACK, Scenario, plan_of, trigger
@@ -238,13 +238,11 @@ def _body(stack: Stack, number: int) -> dict[str, Any]:
 
 
 def _lives(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not waited for does not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    # A process that has ended and was not waited for is gone all the same.
-    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    return state not in ("Z", "X")
 
 
 def _lacks(incident: dict[str, Any], scenario: Scenario) -> list[str]:

@@ -112,6 +112,21 @@ def test_weights_that_changed_since_they_were_verified_never_become_ready(tmp_pa
         make_replica(tmp_path / "state", model={"path": str(folder)})
 
 
+def test_a_busy_replica_is_asked_for_a_known_answer_too(
+    replica: Replica, checkpoint: Checkpoint, chat: Chat
+) -> None:
+    async def probe_while_busy() -> str:
+        request = request_for(checkpoint, chat("Tell me a story."), max_tokens=200)
+        chunks = replica.generate(request)
+        await anext(chunks)
+        result = await replica.probe(exact=True)
+        await chunks.aclose()
+        assert result.passed
+        return result.kind
+
+    assert asyncio.run(probe_while_busy()) == "canary"
+
+
 def test_a_replica_whose_engine_is_gone_is_unhealthy(
     tmp_path: Path, checkpoint: Checkpoint, chat: Chat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
