@@ -1,301 +1,44 @@
 """`make faults`: every scenario of docs/faults.md on the real stack, under load; one table.
 
-A fleet of three engines serves streams whose text is known. One engine gets the fault. Exits
-non-zero when a request was lost or changed, when the engine's fate was not the one that it must be,
-when a healthy engine was replaced, or beyond three times a bound.
+Exits non-zero when a row complains; see `faulty_fleet`.
 """
 
 import argparse
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
 
-import psutil
-import yaml
-
-from tests.e2e.fault_scenarios import SCENARIOS, SLACK, Scenario, plan_of, trigger
-from tests.support.stack import READY_S, Stack, StreamedAnswer
-from tests.support.waiting import comes_true
-
-STORY: Final = "Tell me a story about a fox named Vera."
-STREAMS: Final = 6
-TOKENS: Final = 80
-ENGINES: Final = 3
-_POLL_S: Final = 0.05
-
-# Small, so that a run takes minutes; the rules are those of production.
-QUICK: Final[dict[str, dict[str, Any]]] = {
-    "fleet": {"probe_period_s": 5.0, "canary_period_s": 10.0},
-    "faults": {
-        "hang_floor_s": 5.0,
-        "hang_grace_s": 1.0,
-        "breaker_deaths": 1000,
-        "back_off_s": 0.1,
-        "back_off_max_s": 0.5,
-    },
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What a scenario came to.
-
-    Attributes:
-        good: Requests that ended whole with the right text.
-        moved: Those that needed a second engine.
-        pause_s: Longest pause of a client.
-        detect_s: From the word to the first symptom in the incident; None without an incident.
-        settled_s: From the word until the process was gone, or ready again.
-        cause: The incident's.
-        complaints: What was not as it must be.
-    """
-
-    scenario: Scenario
-    good: int
-    total: int
-    moved: int
-    pause_s: float
-    detect_s: float | None
-    settled_s: float
-    cause: str
-    complaints: tuple[str, ...] = field(default=())
-
-    def __str__(self) -> str:
-        detect = "-" if self.detect_s is None else f"{max(0.0, self.detect_s):.2f}"
-        return (
-            f"{self.scenario.name:4} {self.scenario.what:52.52} {self.good}/{self.total} "
-            f"{self.moved:5} {self.pause_s:7.2f} {detect:>9} {self.settled_s:9.2f}  "
-            f"{self.scenario.fate:8} {self.cause:16} "
-            f"{'; '.join(self.complaints) or 'met'}"
-        )
-
-
-HEAD: Final = (
-    f"{'':4} {'injected':52} good moved pause s  detect s settled s  fate     {'cause':16} bound"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultyFleet:
-    """A running fleet whose faults wait for a word.
-
-    Attributes:
-        stack: The fleet.
-        folder: Where the files are made that let the faults loose.
-        expected: The undisturbed text of each stream.
-    """
-
-    stack: Stack
-    folder: Path
-    expected: tuple[str, ...]
-
-    @classmethod
-    @contextmanager
-    def running(
-        cls, folder: Path, scenarios: Sequence[Scenario], *, engines: int = ENGINES
-    ) -> Iterator[Self]:
-        """A fleet on the demo model that is armed with these scenarios."""
-        plan = folder / "faults.yaml"
-        plan.write_text(yaml.safe_dump(plan_of(tuple(scenarios), str(folder))))
-        sections: dict[str, dict[str, Any]] = {
-            **QUICK,
-            "replica": {"count": engines},
-            "injection": {"armed": True, "plan": plan},
-        }
-        with Stack.running(folder / "state", **sections) as stack:
-            with ThreadPoolExecutor(STREAMS) as pool:
-                answers = list(pool.map(lambda n: stack.stream(_body(stack, n)), range(STREAMS)))
-            assert all(one.whole for one in answers), answers
-            yield cls(stack=stack, folder=folder, expected=tuple(one.text for one in answers))
-
-    def play(self, scenario: Scenario) -> Row:
-        """Let one scenario happen to one engine, and wait until the fleet is whole again."""
-        self.stack.wait_for_ready(ENGINES)
-        before = self.stack.ready()
-        with ThreadPoolExecutor(STREAMS) as pool:
-            pending = [
-                pool.submit(self.stack.stream, _body(self.stack, number))
-                for number in range(0 if scenario.idle else STREAMS)
-            ]
-            victim = before[0] if scenario.idle else self._busiest()
-            said = time.time()
-            word = self.let_loose(scenario, victim)
-            settled_s = self._settled(scenario, victim, said)
-            answers: list[StreamedAnswer] = [future.result() for future in pending]
-        row = self._row(scenario, victim, answers, said, settled_s, before)
-        word.unlink()
-        return row
-
-    def let_loose(self, scenario: Scenario, victim: dict[str, Any]) -> Path:
-        """Let a scenario begin in one engine; it is struck by each once in its life."""
-        snapshot = victim["snapshot"]
-        device, generation = snapshot["device"], snapshot["generation"]
-        word = Path(trigger(str(self.folder), scenario.name, device, generation))
-        word.touch()
-        return word
-
-    def body(self, number: int) -> dict[str, Any]:
-        """The request of a stream."""
-        return _body(self.stack, number)
-
-    def _busiest(self) -> dict[str, Any]:
-        """The engine with the most requests, once it decodes."""
-        found: list[dict[str, Any]] = []
-
-        def busy() -> bool:
-            found[:] = sorted(self.stack.ready(), key=lambda one: -int(one["in_flight"]))
-            return bool(found) and found[0]["in_flight"] > 0
-
-        self.until(busy, "no engine got work")
-        time.sleep(0.3)  # into the decode, where most of a stream's time goes
-        return found[0]
-
-    def _settled(self, scenario: Scenario, victim: dict[str, Any], said: float) -> float:
-        """Seconds until the engine met its fate."""
-        pid, name = int(victim["snapshot"]["pid"]), victim["replica_id"]
-        if scenario.fate == "stays":
-            self.until(lambda: self._has_proved_itself(name, said), f"{name} is not ready again")
-        elif scenario.fate == "exits":
-            self.until(lambda: not _lives(pid), f"process {pid} lives")
-        else:
-            self.until(
-                lambda: name not in [one["replica_id"] for one in self.stack.ready()],
-                f"{name} is still in rotation",
-            )
-        return time.time() - said
-
-    def _has_proved_itself(self, name: str, said: float) -> bool:
-        incidents = self.incidents_of(name, said)
-        states = {one["replica_id"]: one["state"] for one in self.stack.replicas()}
-        return bool(incidents) and states.get(name) == "ready"
-
-    def incidents_of(self, name: str, said: float) -> list[dict[str, Any]]:
-        """A replica's incidents since the word was said."""
-        found = self.stack.get("/fleet/v1/incidents")["incidents"]
-        # The controller's clock and ours are one machine's, but its stamps come first.
-        return [one for one in found if one["replica"] == name and one["opened_s"] >= said - 0.5]
-
-    def _row(
-        self,
-        scenario: Scenario,
-        victim: dict[str, Any],
-        answers: Sequence[StreamedAnswer],
-        said: float,
-        settled_s: float,
-        before: Sequence[dict[str, Any]],
-    ) -> Row:
-        name = victim["replica_id"]
-        others = {one["replica_id"] for one in before} - {name}
-        if scenario.fate != "stays":
-            self.stack.wait_for_ready(ENGINES, without=frozenset({name}))
-        good = sum(
-            one.whole and one.text == right
-            for one, right in zip(answers, self.expected, strict=False)
-        )
-        incident = self._told(scenario, name, said)
-        row = Row(
-            scenario=scenario,
-            good=good,
-            total=len(answers),
-            moved=sum(one.attempts > 1 for one in answers),
-            pause_s=max((one.worst_gap_s for one in answers), default=0.0),
-            detect_s=None if incident is None else incident["opened_s"] - said,
-            settled_s=settled_s,
-            cause="-" if incident is None else incident["cause"],
-        )
-        still = {one["replica_id"] for one in self.stack.ready()}
-        return _judged(row, incident, lost_healthy=len(others - still))
-
-    def _told(self, scenario: Scenario, name: str, said: float) -> dict[str, Any] | None:
-        """The incident, once it holds what it must hold."""
-
-        def tells() -> bool:
-            found = self.incidents_of(name, said)
-            return bool(found) and _lacks(found[0], scenario) == []
-
-        comes_true(tells, patience_s=15, every_s=_POLL_S)
-        return next(iter(self.incidents_of(name, said)), None)
-
-    @staticmethod
-    def until(condition: Any, complaint: str) -> None:
-        """Wait until something holds.
-
-        Raises:
-            AssertionError: It does not.
-        """
-        if not comes_true(condition, patience_s=READY_S, every_s=_POLL_S):
-            raise AssertionError(complaint)
-
-
-def _body(stack: Stack, number: int) -> dict[str, Any]:
-    return stack.body(STORY, seed=number, max_tokens=TOKENS)
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _lacks(incident: dict[str, Any], scenario: Scenario) -> list[str]:
-    """What an incident must hold and does not."""
-    text = " ".join(incident["evidence"])
-    lacks = [f"no word of {one!r}" for one in scenario.evidence if one not in text]
-    if incident["cause"] not in scenario.causes:
-        lacks.append(f"called {incident['cause']}")
-    return lacks
-
-
-def _judged(row: Row, incident: dict[str, Any] | None, *, lost_healthy: int) -> Row:
-    scenario = row.scenario
-    complaints: list[str] = []
-    if row.good != row.total:
-        complaints.append(f"{row.total - row.good} requests lost or changed")
-    if lost_healthy:
-        complaints.append(f"{lost_healthy} healthy engines gone")
-    if scenario.moves and not row.moved:
-        complaints.append("nothing moved")
-    complaints += ["no incident"] if incident is None else _lacks(incident, scenario)
-    for what, took_s, bound_s in (
-        ("pause", row.pause_s, scenario.pause_s),
-        ("detection", row.detect_s or 0.0, scenario.detect_s),
-        ("settling", row.settled_s, scenario.exit_s),
-    ):
-        if took_s > SLACK * bound_s:
-            complaints.append(f"{what} {took_s:.1f} s, bound {bound_s:.1f} s")
-    return Row(
-        **{name: getattr(row, name) for name in row.__slots__ if name != "complaints"},
-        complaints=tuple(complaints),
-    )
+from tests.e2e.fault_events import EVENTS, PLAYED, play_event
+from tests.e2e.fault_scenarios import SCENARIOS
+from tests.e2e.faulty_fleet import HEAD, FaultyFleet, Row
 
 
 def main() -> int:
     """Print the table; 0 when every row is as it must be."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="scenarios; all when none is named")
+    parser.add_argument("names", nargs="*", help="rows; all when none is named")
     names = parser.parse_args().names
-    chosen = [one for one in SCENARIOS if not names or one.name in names]
+    known = (*(one.name for one in SCENARIOS), *PLAYED)
+    unknown = set(names) - set(known)
+    if unknown:
+        parser.error(f"no row is called {', '.join(sorted(unknown))}; rows: {', '.join(known)}")
+    chosen = [one for one in known if not names or one in names]
+    by_name = {one.name: one for one in SCENARIOS}
     rows: list[Row] = []
     with (
         tempfile.TemporaryDirectory(prefix="headrace-faults-") as folder,
-        FaultyFleet.running(Path(folder), chosen) as fleet,
+        FaultyFleet.running(Path(folder), (*SCENARIOS, *EVENTS)) as fleet,
     ):
         print(HEAD, flush=True)
-        for scenario in chosen:
-            rows.append(fleet.play(scenario))
+        for name in chosen:
+            rows.append(fleet.play(by_name[name]) if name in by_name else play_event(fleet, name))
             print(rows[-1], flush=True)
     met = sum(not row.complaints for row in rows)
     lost = sum(row.total - row.good for row in rows)
     requests = sum(row.total for row in rows)
-    print(f"{met} of {len(rows)} scenarios as they must be; {lost} of {requests} requests lost")
+    print(
+        f"{met} of {len(rows)} rows as they must be; {lost} of {requests} requests lost or changed"
+    )
     return 0 if met == len(rows) else 1
 
 

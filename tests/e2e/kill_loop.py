@@ -24,7 +24,7 @@ import httpx
 import psutil
 
 from tests.e2e.fault_scenarios import SCENARIOS, Scenario
-from tests.e2e.faults import ENGINES, STREAMS, FaultyFleet
+from tests.e2e.faulty_fleet import ENGINES, STREAMS, FaultyFleet
 
 _PAUSE_S: Final = 1.0
 _CLIENTS: Final = 4

@@ -14,6 +14,7 @@ from headrace_replicas.injection.device_faults import FaultyDevice
 from headrace_replicas.injection.driver import Driver
 from headrace_replicas.injection.plan import (
     DeviceFault,
+    GpuNeighbour,
     SlowTeardown,
     StorageFault,
     StrandedMemory,
@@ -36,6 +37,7 @@ class Armament:
         stranded_bytes: Memory that seems not to have come back after the engine before.
         teardown_s: Seconds that leaving in order takes longer.
         summary: The faults, for people.
+        guests: Processes that seem to use the GPU.
     """
 
     storage: Storage | None
@@ -43,6 +45,11 @@ class Armament:
     stranded_bytes: int
     teardown_s: float
     summary: str
+    guests: tuple[GpuNeighbour, ...] = ()
+
+    def neighbours(self) -> str:
+        """What a look at the GPU's users tells."""
+        return "; ".join(one.says for one in self.guests if one.is_there)
 
     def tear_down(self, progressed: Callable[[], object]) -> None:
         """Take the time that leaving takes; it progresses all the while."""
@@ -93,4 +100,5 @@ def arm(
         stranded_bytes=sum(o.stranded_bytes for o in there if isinstance(o, StrandedMemory)),
         teardown_s=sum(one.takes_s for one in there if isinstance(one, SlowTeardown)),
         summary=summary,
+        guests=tuple(one for _, one in faults if isinstance(one, GpuNeighbour)),
     )

@@ -265,10 +265,22 @@ class SlowTeardown(Fault):
     takes_s: float = Field(gt=0, allow_inf_nan=False)
 
 
+class GpuNeighbour(Fault):
+    """Another process seems to use the GPU.
+
+    Attributes:
+        says: What is told of it, as a host's own reader would.
+    """
+
+    kind: Literal["gpu_neighbour"] = "gpu_neighbour"
+    says: str = Field(min_length=1)
+
+
 AnyStorageFault = SlowRead | StalledRead | ReadError | ShortRead | TruncatedFile
 AnyDeviceFault = DeviceError | Abort | Exit | Hang | SlowDevice | WrongOutput
 AnyFault = Annotated[
-    AnyStorageFault | AnyDeviceFault | StrandedMemory | SlowTeardown, Field(discriminator="kind")
+    AnyStorageFault | AnyDeviceFault | StrandedMemory | SlowTeardown | GpuNeighbour,
+    Field(discriminator="kind"),
 ]
 
 
