@@ -80,6 +80,11 @@ class HeldDevice:
     folder: Path
     lock_fd: int
 
+    @property
+    def next_generation(self) -> int:
+        """Of the engine that would be started on it now."""
+        return _count(self.folder / "generation") + 1
+
     def claim(self) -> DeviceClaim:
         """Count a start on it, and keep it for life."""
         generation = _count_up(self.folder / "generation")
@@ -107,9 +112,13 @@ def try_hold(state_dir: Path, host: str, device: int) -> HeldDevice | None:
 
 def _count_up(path: Path) -> int:
     """Raise the counter in a file by one, so that a crash leaves the old or the new number."""
-    text = path.read_text() if path.exists() else ""
-    generation = int(text) + 1 if text.strip().isdigit() else 1
+    generation = _count(path) + 1
     fresh = path.with_suffix(".new")
     fresh.write_text(f"{generation}\n")
     fresh.replace(path)
     return generation
+
+
+def _count(path: Path) -> int:
+    text = path.read_text() if path.exists() else ""
+    return int(text) if text.strip().isdigit() else 0

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +27,9 @@ from headrace_replicas.host_files import FaultWindowFile, HostQuarantine, Quaran
 from headrace_replicas.host_memory import MemoryReader, read_memory
 from headrace_replicas.host_record import StartsFile
 from headrace_replicas.last_words import LastWords
+from headrace_replicas.origin import Origin
 from headrace_replicas.start_gate import (
+    MemoryReading,
     PastStart,
     Quarantine,
     Start,
@@ -44,6 +47,13 @@ _BUSY_S: Final = 60.0
 _LOOK_S: Final = 0.2
 # Reports are lost when no controller listens, so that they are sent again.
 _TELL_AGAIN_S: Final = 5.0
+
+
+MissingBytes = Callable[[int, int], int]
+
+
+def _nothing_missing(_device: int, _generation: int) -> int:
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +100,23 @@ class EngineStart:
         return self.recorder.predecessor
 
     @property
-    def predecessor_story(self) -> str:
-        """How that one ended; empty when there was none, or when it left in order."""
-        return story_of(self.predecessor)
+    def origin(self) -> Origin:
+        """What of this the engine needs."""
+        before = self.predecessor
+        return Origin(
+            recorder=self.recorder,
+            windows=self.window,
+            predecessor=_story_of(before),
+            predecessor_generation=0 if before is None else before.generation,
+            neighbours=self.neighbours.look,
+        )
 
     def holds(self, held_bytes: int) -> None:
         """Note what the engine takes of the host's memory, for the start after it."""
         self._starts.held(self.claim.generation, held_bytes)
 
 
-def story_of(words: LastWords | None) -> str:
+def _story_of(words: LastWords | None) -> str:
     """How a process ended, for a person; empty without one and for ends in order."""
     return "" if words is None or words.orderly else words.story()
 
@@ -121,6 +138,7 @@ def begin_start(
     clock: Clock,
     tell: Callable[[HostReported], None],
     memory: MemoryReader = read_memory,
+    missing_bytes: MissingBytes = _nothing_missing,
     draw: Callable[[], float] = random.random,
     sleep: Callable[[float], None] = time.sleep,
 ) -> EngineStart:
@@ -131,6 +149,8 @@ def begin_start(
         clock: Time source.
         tell: Takes reports to the controller; must neither block nor raise.
         memory: How much the host has left.
+        missing_bytes: Memory that seems not to have come back on a device, for an engine of a
+            generation: where faults are injected.
         draw: 0 to 1, for pauses that differ between hosts.
         sleep: Waits for so many seconds.
 
@@ -140,7 +160,7 @@ def begin_start(
         MemoryPlanError: The system does not tell its memory.
         OSError: The state folder cannot be written.
     """
-    gate = _Gate(place, clock, memory, draw())
+    gate = _Gate(place, clock, partial(_reading, memory, missing_bytes), draw())
     teller = _Teller(tell, clock)
     began_s = clock.monotonic_s()
     while True:
@@ -163,18 +183,34 @@ def begin_start_here(
     *,
     clock: Clock,
     tell: Callable[[HostReported], None],
+    missing_bytes: MissingBytes = _nothing_missing,
 ) -> EngineStart:
     """As `begin_start`, in this boot of this host."""
     place = StartPlace(
         state_dir=state_dir, host=host, devices=devices, settings=settings, boot_id=read_boot_id()
     )
-    return begin_start(place, clock=clock, tell=tell)
+    return begin_start(place, clock=clock, tell=tell, missing_bytes=missing_bytes)
+
+
+def _reading(memory: MemoryReader, missing: MissingBytes, held: HeldDevice) -> MemoryReading:
+    real, missing_bytes = memory(), missing(held.device, held.next_generation)
+    wired_bytes = real.wired_bytes
+    return MemoryReading(
+        available_bytes=real.available_bytes - missing_bytes,
+        wired_bytes=None if wired_bytes is None else wired_bytes + missing_bytes,
+    )
 
 
 class _Gate:
     """Looks whether a start is possible, and takes it when it is."""
 
-    def __init__(self, place: StartPlace, clock: Clock, memory: MemoryReader, draw: float) -> None:
+    def __init__(
+        self,
+        place: StartPlace,
+        clock: Clock,
+        memory: Callable[[HeldDevice], MemoryReading],
+        draw: float,
+    ) -> None:
         self._place = place
         self._clock = clock
         self._memory = memory
@@ -209,7 +245,7 @@ class _Gate:
         started = False
         try:
             history = starts.settle(boot_id=self._place.boot_id, now_s=self._clock.now_s())
-            decision = self._decide(starts, history)
+            decision = self._decide(held, starts, history)
             match decision:
                 case Start():
                     begun = self._begin(held, starts)
@@ -230,7 +266,9 @@ class _Gate:
             if not started:
                 held.let_go()
 
-    def _decide(self, starts: StartsFile, history: tuple[PastStart, ...]) -> StartDecision:
+    def _decide(
+        self, held: HeldDevice, starts: StartsFile, history: tuple[PastStart, ...]
+    ) -> StartDecision:
         place, now_s = self._place, self._clock.now_s()
         decision = decide_start(
             history, now_s=now_s, boot_id=place.boot_id, settings=place.settings, draw=self._draw
@@ -239,7 +277,7 @@ class _Gate:
             return decision
         returned = decide_memory(
             history,
-            self._memory(),
+            self._memory(held),
             need_bytes=None,
             now_s=now_s,
             boot_id=place.boot_id,
@@ -250,7 +288,8 @@ class _Gate:
         return decision if isinstance(returned, Start) else returned
 
     def _begin(self, held: HeldDevice, starts: StartsFile) -> EngineStart:
-        place, memory, claim = self._place, self._memory(), held.claim()
+        place, memory = self._place, self._memory(held)
+        claim = held.claim()
         starts.started(
             PastStart(
                 generation=claim.generation,
@@ -336,14 +375,14 @@ class _Teller:
 
 
 def _usable(place: StartPlace, start: EngineStart, now_s: float) -> HostReported:
-    before = start.predecessor
+    origin = start.origin
     return HostReported(
         host=place.host,
         device=start.claim.device,
         generation=start.claim.generation,
         state=HostState.USABLE,
-        predecessor=start.predecessor_story,
-        predecessor_generation=0 if before is None else before.generation,
+        predecessor=origin.predecessor,
+        predecessor_generation=origin.predecessor_generation,
         at_s=now_s,
     )
 
