@@ -1,24 +1,36 @@
 """The Ray Serve shell of a replica; everything else of it is in `replica`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ray import serve
 
 from headrace_replicas.contract.clock import SystemClock
-from headrace_replicas.contract.errors import EngineFaultError
+from headrace_replicas.contract.errors import EngineFaultError, HeadraceError
 from headrace_replicas.contract.fleet import ProbeResult, ReplaceReplica
 from headrace_replicas.contract.requests import GenerateRequest, ProbeRequest, TokenChunk
 from headrace_replicas.contract.settings import Settings
-from headrace_replicas.device_claim import claim_device
+from headrace_replicas.controller_line import ControllerLine
+from headrace_replicas.engine_start import EngineStart, begin_start_here
 from headrace_replicas.host import device_count, host_label
+from headrace_replicas.injection.missing_memory import missing_bytes
 from headrace_replicas.replica import Replica
 
-# A process that holds the device may need Ray Serve's three missed checks and its grace to end.
-_DEVICE_WAIT_S: Final = 60.0
+
+@contextmanager
+def _told_of_refusals(start: EngineStart) -> Iterator[None]:
+    """A model or a setting that is refused ends a start in order; whatever else is a death."""
+    try:
+        yield
+    except EngineFaultError:
+        raise
+    except HeadraceError as error:
+        start.recorder.ended(f"it refused to start: {error}", 0)
+        raise
 
 
 class MoEReplica:
@@ -32,13 +44,27 @@ class MoEReplica:
         parsed = Settings.model_validate(settings)
         host = host_label()
         clock = SystemClock()
-        self._replica = Replica(
-            replica_id=serve.get_replica_context().replica_id.unique_id,
-            host=host,
-            claim=claim_device(Path(parsed.state_dir), host, device_count(), _DEVICE_WAIT_S, clock),
-            settings=parsed,
+        self._controller = ControllerLine()
+        self._start = begin_start_here(
+            Path(parsed.state_dir),
+            host,
+            device_count(),
+            parsed.faults,
             clock=clock,
+            tell=self._controller.tell,
+            missing_bytes=missing_bytes(parsed.injection, host),
         )
+        with _told_of_refusals(self._start):
+            self._replica = Replica(
+                replica_id=serve.get_replica_context().replica_id.unique_id,
+                host=host,
+                claim=self._start.claim,
+                settings=parsed,
+                clock=clock,
+                origin=self._start.origin,
+            )
+        plan = self._replica.memory_plan
+        self._start.holds(plan.total_bytes - plan.headroom_bytes)
         self._watch: asyncio.Task[None] | None = None
 
     def __del__(self) -> None:

@@ -54,9 +54,9 @@ def claim_device(
     give_up_s = clock.monotonic_s() + wait_s
     while True:
         for device in range(devices):
-            claim = _try_claim(device_folder(state_dir, host, device), device)
-            if claim is not None:
-                return claim
+            held = try_hold(state_dir, host, device)
+            if held is not None:
+                return held.claim()
         if clock.monotonic_s() >= give_up_s:
             raise HostBusyError(
                 f"all {devices} devices of host {host} are held by other engine processes after "
@@ -66,7 +66,40 @@ def claim_device(
         time.sleep(_POLL_S)
 
 
-def _try_claim(folder: Path, device: int) -> DeviceClaim | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldDevice:
+    """A device whose lock this process holds, before an engine is started on it.
+
+    Attributes:
+        device: Index of the device on its host.
+        folder: Its folder.
+        lock_fd: The descriptor that holds the lock.
+    """
+
+    device: int
+    folder: Path
+    lock_fd: int
+
+    @property
+    def next_generation(self) -> int:
+        """Of the engine that would be started on it now."""
+        return _count(self.folder / "generation") + 1
+
+    def claim(self) -> DeviceClaim:
+        """Count a start on it, and keep it for life."""
+        generation = _count_up(self.folder / "generation")
+        os.ftruncate(self.lock_fd, 0)
+        os.pwrite(self.lock_fd, f"{os.getpid()}\n".encode(), 0)
+        return DeviceClaim(device=self.device, generation=generation, lock_fd=self.lock_fd)
+
+    def let_go(self) -> None:
+        """Give it back: no engine is started on it now."""
+        os.close(self.lock_fd)
+
+
+def try_hold(state_dir: Path, host: str, device: int) -> HeldDevice | None:
+    """Hold a device; None when another process does, or one that is still ending."""
+    folder = device_folder(state_dir, host, device)
     folder.mkdir(parents=True, exist_ok=True)
     lock_fd = os.open(folder / "engine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -74,17 +107,18 @@ def _try_claim(folder: Path, device: int) -> DeviceClaim | None:
     except BlockingIOError:
         os.close(lock_fd)
         return None
-    generation = _count_up(folder / "generation")
-    os.ftruncate(lock_fd, 0)
-    os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
-    return DeviceClaim(device=device, generation=generation, lock_fd=lock_fd)
+    return HeldDevice(device=device, folder=folder, lock_fd=lock_fd)
 
 
 def _count_up(path: Path) -> int:
     """Raise the counter in a file by one, so that a crash leaves the old or the new number."""
-    text = path.read_text() if path.exists() else ""
-    generation = int(text) + 1 if text.strip().isdigit() else 1
+    generation = _count(path) + 1
     fresh = path.with_suffix(".new")
     fresh.write_text(f"{generation}\n")
     fresh.replace(path)
     return generation
+
+
+def _count(path: Path) -> int:
+    text = path.read_text() if path.exists() else ""
+    return int(text) if text.strip().isdigit() else 0

@@ -9,6 +9,7 @@ import os
 import plistlib
 import re
 import sys
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -25,6 +26,8 @@ _WINDOW_SERVER: Final = "WindowServer"
 _SHOWN: Final = 3
 _DEEPEST: Final = 16
 _SHORTEST_S: Final = 0.5
+# A look starts a program; a fault is told with who used the GPU in the seconds before it.
+_PERIOD_S: Final = 5.0
 
 
 class Neighbours(Protocol):
@@ -85,9 +88,41 @@ class MacNeighbours:
         return GpuUse(at_s=self._clock.monotonic_s(), busy_ns=busy_ns_in(raw))
 
 
+class WatchedNeighbours:
+    """Looks now and then in a thread of its own, and tells at any time what was seen last.
+
+    Args:
+        neighbours: What looks.
+        period_s: How often.
+    """
+
+    def __init__(self, neighbours: Neighbours, period_s: float = _PERIOD_S) -> None:
+        self._neighbours = neighbours
+        self._period_s = period_s
+        self._seen = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="headrace-neighbours", daemon=True)
+        self._thread.start()
+
+    def look(self) -> str:
+        """See `Neighbours.look`; takes no time."""
+        return self._seen
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._period_s):
+            self._seen = self._neighbours.look()
+
+
 def neighbours_here(clock: Clock) -> Neighbours:
-    """What tells of the neighbours of this process on this host."""
-    return MacNeighbours(clock, {os.getpid()}) if sys.platform == "darwin" else NoNeighbours()
+    """What tells of the neighbours of this process on this host, at any time."""
+    if sys.platform != "darwin":
+        return NoNeighbours()
+    return WatchedNeighbours(MacNeighbours(clock, {os.getpid()}))
 
 
 def busy_ns_in(raw: bytes) -> dict[tuple[int, str], int]:

@@ -10,6 +10,9 @@ from headrace_replicas.contract.settings import FaultSettings
 from headrace_replicas.last_words import stacks_path
 from headrace_replicas.watchdog import STACKS_SIGNAL
 
+Watchdog = subprocess.Popen[bytes]
+"""The process, as who started it holds it."""
+
 
 def dump_stacks_to(folder: Path, generation: int) -> None:
     """Have all stacks written to `stacks.<generation>` when the watchdog asks or a crash happens.
@@ -33,7 +36,7 @@ def dump_stacks_to(folder: Path, generation: int) -> None:
     faulthandler.enable(file=descriptor, all_threads=True)
 
 
-def spawn_watchdog(file: Path, settings: FaultSettings) -> "subprocess.Popen[bytes]":
+def spawn_watchdog(file: Path, settings: FaultSettings) -> Watchdog:
     """Start a process that watches this one through its flight record.
 
     Args:

@@ -192,6 +192,8 @@ class Stack:
             "replica": {"count": 2},
             "gateway": {"port": 0},
             "ray": {"port": 0, "dashboard_port": 0},
+            # Tests kill many engines within minutes.
+            "faults": {"back_off_s": 0.1, "back_off_max_s": 1.0, "breaker_deaths": 1000},
             "state_dir": state_dir,
         }
         for name, section in sections.items():

@@ -14,12 +14,14 @@ from headrace_replicas.contract.errors import MemoryPlanError
 from headrace_replicas.gpu_neighbours import (
     GpuUse,
     NoNeighbours,
+    WatchedNeighbours,
     busy_ns_in,
     neighbours_here,
     told,
 )
 from headrace_replicas.host_memory import read_memory, wired_bytes_in
 from headrace_replicas.mac_commands import output_of
+from tests.support.waiting import comes_true
 
 # As macOS 15 prints it on a Mac with Apple silicon.
 VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
@@ -176,3 +178,18 @@ def test_linux_has_no_neighbours_to_tell_of() -> None:
     neighbours = neighbours_here(SystemClock())
     assert isinstance(neighbours, NoNeighbours)
     assert neighbours.look() == ""
+
+
+def test_neighbours_are_looked_at_in_the_background() -> None:
+    class Busier:
+        looks = 0
+
+        def look(self) -> str:
+            self.looks += 1
+            return f"look {self.looks}"
+
+    watched = WatchedNeighbours(Busier(), period_s=0.01)
+    assert comes_true(lambda: watched.look() >= "look 3")
+    watched.close()
+    seen = watched.look()
+    assert watched.look() == seen

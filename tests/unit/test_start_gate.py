@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace_replicas.contract.faults import FaultKind
@@ -188,6 +188,7 @@ RUNS = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(runs=RUNS, draw=st.floats(0, 1), later_s=st.integers(0, 5000))
 def test_no_wait_is_longer_than_the_settings_allow_and_it_ends(
     runs: list[tuple[int, int, FaultKind | None, bool]], draw: float, later_s: int

@@ -176,6 +176,13 @@ class HostBusyError(HeadraceError):
     retryable = True
 
 
+class HostQuarantinedError(HeadraceError):
+    """No engine may start on this host until a reboot or an operator allows it."""
+
+    code = "host_quarantined"
+    retryable = True
+
+
 class LaunchError(HeadraceError):
     """A service that headrace starts did not come up; the message says where its log is."""
 
