@@ -120,7 +120,7 @@ class FaultyFleet:
                 pool.submit(self.stack.stream, _body(self.stack, number))
                 for number in range(0 if scenario.idle else STREAMS)
             ]
-            victim = before[0] if scenario.idle else self._busiest()
+            victim = before[0] if scenario.idle else self.busiest()
             said = time.time()
             word = self.let_loose(scenario, victim)
             settled_s = self._settled(scenario, victim, said)
@@ -141,7 +141,7 @@ class FaultyFleet:
         """The request of a stream."""
         return _body(self.stack, number)
 
-    def _busiest(self) -> dict[str, Any]:
+    def busiest(self) -> dict[str, Any]:
         """The engine with the most requests, once it decodes."""
         found: list[dict[str, Any]] = []
 

@@ -17,7 +17,6 @@ from headrace_replicas.injection.plan import (
     GpuNeighbour,
     SlowTeardown,
     StorageFault,
-    StrandedMemory,
     read_plan,
 )
 from headrace_replicas.injection.storage_faults import FaultyStorage
@@ -34,7 +33,6 @@ class Armament:
     Attributes:
         storage: Where experts are read from; None for the operating system's files.
         device: What stands before MLX; None when no fault is the device's.
-        stranded_bytes: Memory that seems not to have come back after the engine before.
         teardown_s: Seconds that leaving in order takes longer.
         summary: The faults, for people.
         guests: Processes that seem to use the GPU.
@@ -42,7 +40,6 @@ class Armament:
 
     storage: Storage | None
     device: FaultyDevice | None
-    stranded_bytes: int
     teardown_s: float
     summary: str
     guests: tuple[GpuNeighbour, ...] = ()
@@ -97,7 +94,6 @@ def arm(
         if of_storage
         else None,
         device=faulty if of_device else None,
-        stranded_bytes=sum(o.stranded_bytes for o in there if isinstance(o, StrandedMemory)),
         teardown_s=sum(one.takes_s for one in there if isinstance(one, SlowTeardown)),
         summary=summary,
         guests=tuple(one for _, one in faults if isinstance(one, GpuNeighbour)),
