@@ -194,8 +194,8 @@ def _add_state(api: FastAPI, service: GatewayService, read_incidents: ReadIncide
 
     @api.get("/fleet/v1/replicas")
     async def replicas() -> Response:
-        """Each replica with its state, its process and what it is doing."""
-        return json_response({"replicas": service.replicas()})
+        """Each replica with its state and its process; each place without a ready engine."""
+        return json_response({"replicas": service.replicas(), "hosts": service.hosts()})
 
     @api.get("/fleet/v1/incidents")
     async def incidents() -> Response:
