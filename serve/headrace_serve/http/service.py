@@ -38,6 +38,8 @@ from headrace_serve.text.tokenizer import TextTokenizer
 from headrace_serve.token_stream import StreamParts, TokenStream
 
 _SEED_BITS: Final = 63
+# Things may turn out better than they stand: no client should stay away for longer.
+_LONGEST_RETRY_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +291,14 @@ class GatewayService:
             | ({} if status.snapshot is None else {"snapshot": asdict(status.snapshot)})
             for status in self._board.describe()
         ]
+
+    def retry_after_s(self) -> float | None:
+        """Seconds after which it is worth to ask again when nobody can serve; None: no idea."""
+        view = self._board.view
+        if view.ready_in_s is None:
+            return None
+        left_s = view.ready_in_s - (self._clock.now_s() - view.at_s)
+        return min(_LONGEST_RETRY_S, max(0.0, left_s))
 
     def hosts(self) -> list[dict[str, Any]]:
         """What is known of places where no engine is ready: held, backing off, or loading."""
