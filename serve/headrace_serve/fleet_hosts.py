@@ -151,11 +151,16 @@ def _dropped(state: FleetState, host: Host) -> FleetState:
 def _ready_since(state: FleetState, host: Host) -> Replica | None:
     """The replica that got ready at this place since the last that was heard of it.
 
-    A start that may not be has no generation; then only the time tells which came later.
+    A start that may not be has no generation; then only the time tells which came later. A
+    quarantine is the whole host's, whichever of its devices is the first to have an engine again.
     """
-    place, started = (host.report.host, host.report.device), host.report.generation
+    report, started = host.report, host.report.generation
+    whole_host = report.state is HostState.QUARANTINED
     for replica in state.replicas.values():
-        if replica.state is not ReplicaState.READY or replica.place != place:
+        at = replica.place
+        if replica.state is not ReplicaState.READY or at is None or at[0] != report.host:
+            continue
+        if at[1] != report.device and not whole_host:
             continue
         if replica.generation >= started > 0 or (not started and replica.since_s >= host.heard_s):
             return replica
