@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -24,15 +23,12 @@ from headrace_deploy.command_line import (
     StateDirOption,
     endings,
 )
-from headrace_deploy.folders import names_in, using_state_folder
+from headrace_deploy.incidents_commands import incidents_app
 from headrace_deploy.plan_command import plan
 from headrace_deploy.settings_sources import KEY_VARIABLE, Loaded, load, parse_text, value_of
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import SettingsError
-from headrace_replicas.contract.fleet import Incident
 from headrace_serve.http.keys import digest
-from headrace_serve.incident_log import IncidentLog
-from headrace_serve.incidents import summary
 
 app = typer.Typer(
     help="Serve language models on one or more Macs, and keep answering when a GPU faults.",
@@ -41,7 +37,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
-incidents_app = typer.Typer(help="Read what went wrong on this machine.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 app.add_typer(config_app, name="config")
 app.add_typer(incidents_app, name="incidents")
@@ -177,53 +172,6 @@ def config_show(
     Console().print(table)
 
 
-@incidents_app.command("list")
-def incidents_list(state_dir: StateDirOption = None, as_json: JsonOption = False) -> None:
-    """List this machine's incidents, oldest first."""
-    with endings(Console(stderr=True)):
-        found = _incidents(state_dir)
-    if as_json:
-        typer.echo(json.dumps([asdict(incident) for incident in found], indent=2))
-        return
-    table = Table("id", "cause", "host", "replica", "moved", "pause", "state", box=None)
-    for one in found:
-        state = "closed" if one.closed_s else "mitigated" if one.mitigated_s else "open"
-        table.add_row(
-            escape(one.id),
-            one.cause,
-            escape(one.host),
-            escape(one.replica),
-            str(one.requests_moved),
-            f"{one.worst_gap_s:.2f} s",
-            state,
-        )
-    Console().print(table if found else "no incidents")
-
-
-@incidents_app.command("show")
-def incidents_show(
-    incident_id: Annotated[str, typer.Argument(help="An id from the list, or its beginning.")],
-    state_dir: StateDirOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Print one incident with its evidence and its timeline."""
-    with endings(Console(stderr=True)):
-        incident = _one_incident(_incidents(state_dir), incident_id)
-    if as_json:
-        typer.echo(json.dumps(asdict(incident), indent=2))
-        return
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"Incident {incident.id}")
-    for line in summary(incident):
-        console.print(f"  {line}")
-    console.print("Timeline (seconds after the first symptom)")
-    for at_s, what in incident.timeline:
-        console.print(f"  {at_s - incident.opened_s:+9.3f}  {what}")
-    console.print("Evidence")
-    for text in incident.evidence:
-        console.print(f"  {text}")
-
-
 def _load(
     file: Path | None, assignments: list[str] | None, overrides: Mapping[str, object]
 ) -> Loaded:
@@ -235,30 +183,6 @@ def _load(
             raise SettingsError(f"--set {assignment}: write it as section.field=value")
         given[name] = parse_text(name, text, "command line")
     return load(file, os.environ, given)
-
-
-def _incidents(state_dir: Path | None) -> tuple[Incident, ...]:
-    """The incidents of all hosts that keep their state on this machine, oldest first.
-
-    Raises:
-        LaunchError: The state folder cannot be read.
-    """
-    state = _load(None, None, {"state_dir": state_dir}).settings.state_dir
-    folder = state / "hosts"
-    with using_state_folder(state):
-        hosts = [name for name in names_in(folder) if (folder / name / "incidents.jsonl").exists()]
-        found = [incident for host in hosts for incident in IncidentLog(state, host).read()]
-    return tuple(sorted(found, key=lambda incident: incident.opened_s))
-
-
-def _one_incident(found: tuple[Incident, ...], wanted: str) -> Incident:
-    matching = [incident for incident in found if incident.id.startswith(wanted)]
-    exact = [incident for incident in matching if incident.id == wanted]
-    candidates = exact or matching
-    if len(candidates) == 1:
-        return candidates[0]
-    what = "no incident" if not candidates else f"{len(candidates)} incidents"
-    raise SettingsError(f"{what} begin with {wanted!r}; `headrace incidents list` shows the ids")
 
 
 def _plain_value(plain: Mapping[str, object], name: str) -> object:

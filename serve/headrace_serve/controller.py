@@ -2,12 +2,14 @@
 
 It belongs to the gateway's deployment and never to the engines': a dead deployment actor blocks
 new replicas of its deployment. It keeps nothing that it cannot learn again: replicas, snapshots
-and probes come back within a second of a restart, and incidents are on disk.
+and probes come back within a second of a restart, and incidents are on disk, where a new
+controller takes up those that are open.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +62,9 @@ class FleetController:
         self._clock = SystemClock()
         self._changed = asyncio.Condition()
         self._incidents = IncidentLog(Path(self._settings.state_dir), host_label())
-        self._state = fleet.begin(self._incidents.read(), self._clock.now_s())
+        # One thread: the log's last line about an incident must be its newest state.
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="incidents")
+        self._state = fleet.begin(self._incidents.left_open(), self._clock.now_s())
         self._open_calls: set[asyncio.Task[None]] = set()
         self._handle: DeploymentHandle[Any] | None = None
         self._loop: asyncio.Task[None] | None = None
@@ -120,7 +124,11 @@ class FleetController:
                 log.warning("replacing %s: %s", effect.replica_id, effect.reason)
                 self._in_background(self._order(effect))
             case WriteIncident():
-                self._in_background(asyncio.to_thread(self._incidents.write, effect.incident))
+                self._in_background(
+                    asyncio.get_running_loop().run_in_executor(
+                        self._writer, self._incidents.write, effect.incident
+                    )
+                )
 
     def _in_background(self, work: Any) -> None:
         call = asyncio.ensure_future(work)

@@ -1,8 +1,8 @@
 """What becomes of a request that lost its attempt.
 
 Laws: an answer that has its finish is never touched again; a client's own mistake is never tried
-elsewhere; a request moves `max_moves` times at most and never past its deadline; whatever was
-delivered is resumed, never started anew.
+elsewhere; a request moves `max_moves` times at most (and `extra_moves` if it has some) and never
+past its deadline; whatever was delivered is resumed, never started anew.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ class Loss:
         delivered_tokens: Output tokens that the journal holds.
         finished: Whether the journal holds a finish reason.
         moves: How often the request has moved already.
+        extra_moves: Moves that it has beyond `max_moves`.
         another_available: Whether routing ranks any replica to go to now; for a stalled attempt,
             any but the one it is on.
         waited_s: Seconds since the attempt was lost, with no replica to go to.
@@ -44,6 +45,7 @@ class Loss:
     delivered_tokens: int
     finished: bool
     moves: int
+    extra_moves: int = 0
     another_available: bool
     waited_s: float = 0.0
     deadline_s: float | None
@@ -115,7 +117,7 @@ def decide(loss: Loss, settings: FailoverSettings) -> FailoverDecision:
     ended = _ended(loss)
     if ended is not None:
         return ended
-    spent = loss.moves >= settings.max_moves
+    spent = loss.moves >= settings.max_moves + loss.extra_moves
     if loss.failure == "stalled" and (spent or not loss.another_available):
         return Wait(keep_attempt=True, until_s=loss.deadline_s)
     if spent:

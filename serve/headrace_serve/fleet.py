@@ -114,6 +114,7 @@ def view(state: FleetState, at_s: float) -> FleetView:
         replicas=statuses,
         hosts=hosts.shown(state),
         poison=tuple(found for _, found in sorted(state.poison.items())),
+        ready_in_s=hosts.ready_in_s(state, at_s),
     )
 
 

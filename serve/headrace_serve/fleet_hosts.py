@@ -17,7 +17,7 @@ from headrace_replicas.contract.fleet import (
 from headrace_serve import incidents
 from headrace_serve.fleet_inherited import take_up_hold
 from headrace_serve.fleet_records import Host, Load, is_open
-from headrace_serve.fleet_state import FleetState, Moment, Replica, with_host
+from headrace_serve.fleet_state import WATCHED, FleetState, Moment, Replica, with_host
 
 # A back-off that is shorter is how things get well by themselves.
 HELD_S: Final = 60.0
@@ -151,11 +151,16 @@ def _dropped(state: FleetState, host: Host) -> FleetState:
 def _ready_since(state: FleetState, host: Host) -> Replica | None:
     """The replica that got ready at this place since the last that was heard of it.
 
-    A start that may not be has no generation; then only the time tells which came later.
+    A start that may not be has no generation; then only the time tells which came later. A
+    quarantine is the whole host's, whichever of its devices is the first to have an engine again.
     """
-    place, started = (host.report.host, host.report.device), host.report.generation
+    report, started = host.report, host.report.generation
+    whole_host = report.state is HostState.QUARANTINED
     for replica in state.replicas.values():
-        if replica.state is not ReplicaState.READY or replica.place != place:
+        at = replica.place
+        if replica.state is not ReplicaState.READY or at is None or at[0] != report.host:
+            continue
+        if at[1] != report.device and not whole_host:
             continue
         if replica.generation >= started > 0 or (not started and replica.since_s >= host.heard_s):
             return replica
@@ -173,6 +178,30 @@ def _closed(host: Host, why: str, at_s: float) -> Host:
 def _forgotten(host: Host, at_s: float) -> bool:
     troubled = is_open(host.held) or is_open(host.slow)
     return not troubled and at_s - host.heard_s > HOST_KEPT_S
+
+
+def ready_in_s(state: FleetState, at_s: float) -> float | None:
+    """Seconds until an engine may be ready, as loads and holds stand.
+
+    None while there is one that can be asked or that a canary is deciding about, and when nobody
+    can tell. A hold's end counts alone: the load after it is not known yet.
+    """
+    if any(replica.state in WATCHED for replica in state.replicas.values()):
+        return None
+    waits = [_waits_s(host, at_s) for host in state.hosts.values()]
+    return min((wait_s for wait_s in waits if wait_s is not None), default=None)
+
+
+def _waits_s(host: Host, at_s: float) -> float | None:
+    report, load = host.report, host.load
+    if report.state is not HostState.USABLE:
+        return None if report.until_s is None else max(0.0, report.until_s - at_s)
+    came = 0 if load is None else report.loaded_bytes - load.first_bytes
+    if load is None or came <= 0:
+        return None
+    rest = report.total_bytes - report.loaded_bytes
+    rest_s = rest * (host.heard_s - load.first_s) / came
+    return max(0.0, rest_s - (at_s - host.heard_s))
 
 
 def shown(state: FleetState) -> tuple[HostReported, ...]:

@@ -11,11 +11,13 @@ from headrace_replicas.contract.settings import Settings
 from headrace_replicas.engine.checkpoint import read_checkpoint, resolve
 from headrace_serve import board
 from headrace_serve.fleet_link import FleetLink
+from headrace_serve.gaps import GapsOfProcess
 from headrace_serve.http.routes import build_api
 from headrace_serve.http.service import GatewayService
+from headrace_serve.poison_guard import PoisonGuard
 from headrace_serve.ray_replicas import RayReplicas, wake_router
 from headrace_serve.text.tokenizer import TextTokenizer
-from headrace_serve.token_stream import GapsOfProcess, StreamParts
+from headrace_serve.token_stream import StreamParts
 
 
 class Gateway:
@@ -45,6 +47,12 @@ class Gateway:
                 tell=self._link.tell,
                 settings=self._settings.failover,
                 clock=clock,
+                guard=PoisonGuard(
+                    settings=self._settings.fleet,
+                    board=board.BOARD,
+                    tell=self._link.tell,
+                    clock=clock,
+                ),
             ),
             board=board.BOARD,
             clock=clock,

@@ -8,7 +8,7 @@ one sequence of ids and one ending.
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -20,7 +20,10 @@ from headrace_replicas.contract.requests import GenerateRequest, ResumeMode, Tok
 from headrace_replicas.contract.settings import FailoverSettings
 from headrace_serve import failover, stalls
 from headrace_serve.board import Board
+from headrace_serve.gaps import GapsOfProcess
 from headrace_serve.journal import Accepted, Journal, Refused
+from headrace_serve.poison import fingerprint_of
+from headrace_serve.poison_guard import PoisonGuard
 
 # A timer that rings later than this says that this process stood still: its event loop was held
 # up, or the machine slept. Timers of a loop that runs ring within a few milliseconds.
@@ -55,29 +58,6 @@ class Replicas(Protocol):
         ...
 
 
-class GapsOfProcess:
-    """The gaps between signs of life that this process has measured, over all streams."""
-
-    def __init__(self, settings: FailoverSettings) -> None:
-        self._settings = settings
-        self._gaps = stalls.PhaseGaps()
-
-    def observe(self, phase: stalls.Phase, gap_s: float) -> None:
-        """Learn from one gap."""
-        self._gaps = stalls.observe_phase(self._gaps, phase, gap_s)
-
-    def deadline_s(self, phase: stalls.Phase) -> float:
-        """Seconds of silence that count as a stall.
-
-        Before the first token what was learned can only lengthen it: the steps of a prefill are
-        as long as its prompt makes them, and a longer prompt than any so far is no stall.
-        """
-        learned_s = stalls.phase_deadline_s(self._gaps, phase, self._settings)
-        if phase == "decode":
-            return learned_s
-        return max(learned_s, stalls.phase_deadline_s(stalls.PhaseGaps(), phase, self._settings))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamParts:
     """What all token streams of a gateway share.
@@ -89,6 +69,7 @@ class StreamParts:
         tell: Takes notices for the controller; returns at once.
         settings: Moves, waits and deadlines.
         clock: Time source.
+        guard: Stops requests that engines die of; None lets them move like all others.
     """
 
     replicas: Replicas
@@ -97,6 +78,7 @@ class StreamParts:
     tell: Callable[[Notice], None]
     settings: FailoverSettings
     clock: Clock
+    guard: PoisonGuard | None = None
 
 
 class TokenStream:
@@ -105,14 +87,19 @@ class TokenStream:
     Args:
         parts: What it shares with the gateway's other streams.
         base: The request; its attempt number and output are set for each attempt.
+        fingerprint: What makes it the same as another, if that is known already.
 
     Attributes:
         resume: How the last move replayed the output; None while no output was replayed.
     """
 
-    def __init__(self, parts: StreamParts, base: GenerateRequest) -> None:
+    def __init__(
+        self, parts: StreamParts, base: GenerateRequest, fingerprint: str | None = None
+    ) -> None:
         self._parts = parts
         self._base = base
+        self._guard = parts.guard
+        self._fingerprint = "" if parts.guard is None else fingerprint or fingerprint_of(base)
         self._journal = Journal()
         self._phase: stalls.Phase = "prefill"
         self._delivered_s = parts.clock.monotonic_s()
@@ -134,20 +121,42 @@ class TokenStream:
         Raises:
             DeadlineExceededError: The request's deadline passed.
             NoReplicaError: No replica took it in time.
+            PoisonRequestError: Engines die of it.
             HeadraceError: Why it cannot be completed, when moving on does not help.
         """
         try:
             while not self._journal.finished:
-                self._journal.begin_attempt()
-                request = self._journal.request_for_attempt(self._base)
-                try:
-                    async with aclosing(self._attempt(request)) as arriving:
-                        async for accepted in arriving:
-                            yield accepted
-                except AttemptLostError as lost:
-                    self._move_on(lost)
+                guard = self._guard
+                turn = guard.turn(self._base, self._fingerprint) if guard else nullcontext()
+                async with turn, aclosing(self._next_attempt()) as arriving:
+                    async for accepted in arriving:
+                        yield accepted
+            self.satisfied()
         finally:
             self._parts.board.forget(self._base.request_id)
+
+    def satisfied(self) -> None:
+        """Note that the answer is as long as it is wanted, finished or not."""
+        if self._guard is not None:
+            self._guard.completed(self._fingerprint)
+
+    async def _next_attempt(self) -> AsyncGenerator[Accepted, None]:
+        """One more attempt's accepted tokens; it returns when there must be another, or none.
+
+        Raises:
+            HeadraceError: As `run`.
+        """
+        self._journal.begin_attempt()
+        request = self._journal.request_for_attempt(self._base)
+        try:
+            async with aclosing(self._attempt(request)) as arriving:
+                async for accepted in arriving:
+                    yield accepted
+        except AttemptLostError as lost:
+            self._move_on(lost, request)
+        finally:
+            if self._guard is not None:
+                self._guard.left(request)
 
     async def _attempt(self, request: GenerateRequest) -> AsyncGenerator[Accepted, None]:
         """One attempt's accepted tokens.
@@ -257,6 +266,8 @@ class TokenStream:
         if holder != self._holder:
             self._holder = holder
             self._quiet_since_s = self._parts.clock.monotonic_s()
+            if self._guard is not None and holder is not None:
+                self._guard.seated(request, self._fingerprint, holder)
 
     def _rest_s(self) -> float:
         """Seconds for which to wait now; infinite when only the fleet or a chunk can end it.
@@ -307,7 +318,7 @@ class TokenStream:
             case failover.Resume() | failover.Retry():
                 raise lost
 
-    def _move_on(self, lost: AttemptLostError) -> None:
+    def _move_on(self, lost: AttemptLostError, request: GenerateRequest) -> None:
         """Tell everybody of a lost attempt, and return if the next one may begin.
 
         A request without a replica to go to begins its next attempt too: it waits in the router,
@@ -317,6 +328,8 @@ class TokenStream:
             HeadraceError: The request ends here.
         """
         self._blame(lost)
+        if self._guard is not None and self._holder is not None and not self._journal.finished:
+            self._guard.lost(request, self._fingerprint, self._holder, lost.failure, lost.raw_text)
         match failover.decide(self._loss(lost), self._parts.settings):
             case failover.Fail(error=error):
                 raise error
@@ -354,6 +367,8 @@ class TokenStream:
             delivered_tokens=self._journal.delivered,
             finished=self._journal.finished,
             moves=self._journal.attempt - 1,
+            # Whoever must prove its innocence gets the chance to.
+            extra_moves=int(bool(self._guard and self._guard.runs_alone(self._fingerprint))),
             another_available=self._parts.board.has_another(self._base, self._holder, now_s),
             deadline_s=self._base.deadline_s,
             now_s=now_s,

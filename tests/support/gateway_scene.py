@@ -172,6 +172,7 @@ class GatewayScene(Scene):
         gateway: The gateway's settings.
         aliases: Other ids of the model.
         said: What the model says instead.
+        guarded: Whether requests that engines die of are stopped.
     """
 
     def __init__(
@@ -183,9 +184,10 @@ class GatewayScene(Scene):
         gateway: GatewaySettings = GatewaySettings(),  # noqa: B008  frozen
         aliases: tuple[str, ...] = (),
         said: tuple[int, ...] | None = None,
+        guarded: bool = False,
     ) -> None:
         model = speaking_model(answer_ids() if said is None else said)
-        super().__init__(plan, model=model, pace=pace, names=names)
+        super().__init__(plan, model=model, pace=pace, names=names, guarded=guarded)
         self.incidents: list[Incident] | Exception = []
         self.service = GatewayService(
             settings=Settings(gateway=gateway, model=ModelSettings(aliases=aliases)),

@@ -15,9 +15,11 @@ from headrace_replicas.contract.requests import (
     TokenLogprob,
     Usage,
 )
-from headrace_replicas.contract.settings import FailoverSettings
+from headrace_replicas.contract.settings import FailoverSettings, FleetSettings
 from headrace_serve.board import Board
-from headrace_serve.token_stream import GapsOfProcess, StreamParts, TokenStream
+from headrace_serve.gaps import GapsOfProcess
+from headrace_serve.poison_guard import PoisonGuard
+from headrace_serve.token_stream import StreamParts, TokenStream
 from tests.support.scripted_fleet import (
     Model,
     Pace,
@@ -69,7 +71,10 @@ class Answer:
 
 
 class Scene:
-    """A board, a scripted fleet on it, and what was told to the controller."""
+    """A board, a scripted fleet on it, and what was told to the controller.
+
+    Unless it is guarded, requests that lose engines move on without suspicion.
+    """
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class Scene:
         pace: Pace = QUICK,
         names: str = "abc",
         limits: FailoverSettings = SETTINGS,
+        guarded: bool = False,
     ) -> None:
         self.board = Board()
         self.clock = VirtualClock()
@@ -87,6 +93,12 @@ class Scene:
         self.fleet = ScriptedFleet(
             board=self.board, clock=self.clock, model=model, pace=pace, plan=plan, names=names
         )
+        self.guard = PoisonGuard(
+            settings=FleetSettings(),
+            board=self.board,
+            tell=self.notices.append,
+            clock=self.clock,
+        )
         self.parts = StreamParts(
             replicas=self.fleet,
             board=self.board,
@@ -94,6 +106,7 @@ class Scene:
             tell=self.notices.append,
             settings=limits,
             clock=self.clock,
+            guard=self.guard if guarded else None,
         )
         self.seen = Answer()
 

@@ -77,6 +77,7 @@ def test_version_is_the_distributions() -> None:
         ("incidents",),
         ("incidents", "list"),
         ("incidents", "show"),
+        ("incidents", "export"),
     ],
 )
 def test_every_command_explains_itself(command: tuple[str, ...]) -> None:
@@ -124,7 +125,7 @@ def test_config_show_says_where_values_come_from(
         (("serve", "--device", "tpu"), "'auto', 'cpu' or 'gpu'"),
         (("serve", "--device", "gpu", "--replicas", "2"), "a GPU takes one engine"),
         (("serve", "--set", "gateway.api_keys=[sesame]"), "not a SHA-256 digest"),
-        (("incidents", "show", "nothing"), "no incident begin"),
+        (("incidents", "show", "nothing"), "no incident begins"),
         (("serve", "--nonsense"), "No such option"),
         (("nonsense",), "No such command"),
     ],

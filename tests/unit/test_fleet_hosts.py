@@ -100,6 +100,20 @@ def test_two_hosts_that_are_held_at_once_have_two_incidents() -> None:
     assert sorted(one.host for one in fleet_.incidents.values()) == ["host-a", "host-b"]
 
 
+def test_any_device_of_a_host_ends_its_quarantine() -> None:
+    fleet_ = Fleet()
+    report(fleet_, HostState.QUARANTINED)
+    fleet_.make_ready("a2", host="host-a", device=1)
+    assert only(fleet_).closed_s is not None
+
+
+def test_a_hold_of_one_device_is_not_ended_by_another() -> None:
+    fleet_ = Fleet()
+    report(fleet_, HostState.BACKING_OFF, for_s=900.0)
+    fleet_.make_ready("a2", host="host-a", device=1)
+    assert only(fleet_).closed_s is None
+
+
 def test_the_board_shows_places_without_a_ready_engine() -> None:
     fleet_ = Fleet()
     report(fleet_, HostState.BACKING_OFF, for_s=30.0)

@@ -400,6 +400,8 @@ class FleetView:
     Attributes:
         hosts: What was last heard of each place where no engine is ready, by host and device.
         poison: Requests that every gateway refuses now.
+        ready_in_s: Seconds from `at_s` until an engine may be ready, as loads and holds stand; None
+            while one can be asked, or when nobody can tell.
     """
 
     version: int
@@ -407,3 +409,4 @@ class FleetView:
     replicas: tuple[ReplicaStatus, ...]
     hosts: tuple[HostReported, ...] = ()
     poison: tuple[PoisonFound, ...] = ()
+    ready_in_s: float | None = None

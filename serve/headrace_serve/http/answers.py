@@ -11,7 +11,7 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from headrace_replicas.contract.errors import HeadraceError
+from headrace_replicas.contract.errors import HeadraceError, NoReplicaError
 from headrace_replicas.contract.requests import TokenLogprob
 from headrace_serve.http.error_bodies import body_of, headers_of, status_of, unexpected
 from headrace_serve.http.json_bytes import json_bytes
@@ -62,9 +62,15 @@ def json_response(
     )
 
 
-def error_response(error: HeadraceError) -> Response:
-    """An error in OpenAI's shape."""
-    return json_response(body_of(error), status_of(error), headers_of(error))
+def error_response(error: HeadraceError, retry_after_s: float | None = None) -> Response:
+    """An error in OpenAI's shape.
+
+    Args:
+        error: What went wrong.
+        retry_after_s: When a replica may be there again, for who met none.
+    """
+    wait_s = retry_after_s if isinstance(error, NoReplicaError) else None
+    return json_response(body_of(error), status_of(error), headers_of(error, wait_s))
 
 
 def logged(error: Exception, where: str) -> HeadraceError:

@@ -61,7 +61,7 @@ def build_api(
         redoc_url=None,
     )
     api.add_middleware(Reception, keys=KeyRing(settings.api_keys))
-    _add_errors(api)
+    _add_errors(api, service)
     _add_generation(api, service, settings)
     _add_state(api, service, read_incidents)
     return api
@@ -118,10 +118,10 @@ class Reception:
             self._keys.check(request.headers)
 
 
-def _add_errors(api: FastAPI) -> None:
+def _add_errors(api: FastAPI, service: GatewayService) -> None:
     @api.exception_handler(HeadraceError)
     async def on_headrace_error(_request: Request, error: HeadraceError) -> Response:
-        return error_response(error)
+        return error_response(error, service.retry_after_s())
 
     @api.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
@@ -194,8 +194,8 @@ def _add_state(api: FastAPI, service: GatewayService, read_incidents: ReadIncide
 
     @api.get("/fleet/v1/replicas")
     async def replicas() -> Response:
-        """Each replica with its state, its process and what it is doing."""
-        return json_response({"replicas": service.replicas()})
+        """Each replica with its state and its process; each place without a ready engine."""
+        return json_response({"replicas": service.replicas(), "hosts": service.hosts()})
 
     @api.get("/fleet/v1/incidents")
     async def incidents() -> Response:

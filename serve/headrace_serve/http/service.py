@@ -31,12 +31,15 @@ from headrace_serve.board import Board
 from headrace_serve.http.bodies import ChatBody, CompletionBody
 from headrace_serve.http.responses import ServedModel
 from headrace_serve.http.sampling import sampling
+from headrace_serve.poison import fingerprint_of
 from headrace_serve.text.choice_text import ChoiceText, TextDelta
 from headrace_serve.text.prompt import render
 from headrace_serve.text.tokenizer import TextTokenizer
 from headrace_serve.token_stream import StreamParts, TokenStream
 
 _SEED_BITS: Final = 63
+# Things may turn out better than they stand: no client should stay away for longer.
+_LONGEST_RETRY_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +51,14 @@ class Admitted:
         stops: Stop strings, matched on the text.
         mid_text: Whether the answer goes on from a raw prompt's text.
         created_s: Wall-clock second of admission.
+        poison_id: What makes it the same as another request.
     """
 
     request: GenerateRequest
     stops: tuple[str, ...]
     mid_text: bool
     created_s: int
+    poison_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +147,7 @@ class GatewayService:
 
         Raises:
             ModelNotFoundError, InvalidRequestError, ContextLengthExceededError: As named.
+            PoisonRequestError: Engines die of it.
         """
         self.model(body.model)
         self._refuse_hopeless(len(body.messages), _text_bytes(body.messages), "messages")
@@ -155,6 +161,7 @@ class GatewayService:
 
         Raises:
             ModelNotFoundError, InvalidRequestError, ContextLengthExceededError: As named.
+            PoisonRequestError: Engines die of it.
         """
         self.model(body.model)
         prompt = body.prompt
@@ -203,7 +210,11 @@ class GatewayService:
             fingerprint=self._checkpoint.fingerprint,
             deadline_s=now_s + min(limit_s, timeout_s or math.inf),
         )
+        poison_id = fingerprint_of(request)
+        if self._streams.guard is not None:
+            self._streams.guard.check(poison_id)
         return Admitted(
+            poison_id=poison_id,
             request=request,
             stops=body.stop,
             mid_text=isinstance(body, CompletionBody),
@@ -245,7 +256,7 @@ class GatewayService:
             HeadraceError: The request cannot be completed; nothing follows.
         """
         text = ChoiceText(self._tokenizer, admitted.stops, mid_text=admitted.mid_text)
-        stream = TokenStream(self._streams, admitted.request)
+        stream = TokenStream(self._streams, admitted.request, admitted.poison_id)
         async with aclosing(stream.run()) as arriving:
             async for accepted in arriving:
                 delta = text.add(accepted.ids, accepted.logprobs)
@@ -257,6 +268,7 @@ class GatewayService:
                     if delta.text:
                         yield delta
                 if delta.stopped or finish is not None:
+                    stream.satisfied()
                     reason: FinishReason = "stop" if delta.stopped else finish or "stop"
                     yield self._ending(reason, text, stream, admitted.request)
                     return
@@ -278,6 +290,28 @@ class GatewayService:
             | {"in_flight": in_flight.get(status.replica_id, 0)}
             | ({} if status.snapshot is None else {"snapshot": asdict(status.snapshot)})
             for status in self._board.describe()
+        ]
+
+    def retry_after_s(self) -> float | None:
+        """Seconds after which it is worth to ask again when nobody can serve; None: no idea."""
+        view = self._board.view
+        if view.ready_in_s is None:
+            return None
+        left_s = view.ready_in_s - (self._clock.now_s() - view.at_s)
+        return min(_LONGEST_RETRY_S, max(0.0, left_s))
+
+    def hosts(self) -> list[dict[str, Any]]:
+        """What is known of places where no engine is ready: held, backing off, or loading."""
+        now_s = self._clock.now_s()
+        return [
+            {
+                **asdict(report),
+                "said_s_ago": round(now_s - report.at_s, 3),
+                "held_for_s": None
+                if report.until_s is None
+                else round(max(0.0, report.until_s - now_s), 3),
+            }
+            for report in self._board.view.hosts
         ]
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
