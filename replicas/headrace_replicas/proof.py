@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from itertools import count
 from pathlib import Path
 from typing import Final
@@ -155,8 +156,9 @@ class Prover:
 
     async def _answer(self) -> tuple[int, ...]:
         """Greedy answer of the engine to the canary."""
-        chunks = attempt(self._engine, self._request(self._canary.prompt_ids))
-        return tuple([token async for chunk in chunks for token in chunk.ids])
+        request = self._request(self._canary.prompt_ids)
+        async with aclosing(attempt(self._engine, request)) as chunks:
+            return tuple([token async for chunk in chunks for token in chunk.ids])
 
     def _answer_now(self, prompt: Sequence[int]) -> tuple[int, ...]:
         """As `_answer`, for the constructor, which runs inside Ray Serve's event loop."""

@@ -171,8 +171,14 @@ class FleetController:
         if self._handle is None:
             raise RuntimeError("a call before the handle exists")
         response = self._handle.options(method_name=method, _by_reference=False).remote(argument)
+        limit = asyncio.timeout(deadline_s)
         try:
-            async with asyncio.timeout(deadline_s):
+            async with limit:
                 return await response
+        except Exception as error:
+            # Ray Serve may tell of a call that ran out of time as of one that was taken back.
+            if limit.expired() and not isinstance(error, TimeoutError):
+                raise TimeoutError from error
+            raise
         finally:
             response.cancel()  # type: ignore[no-untyped-call]  # Ray leaves it unannotated

@@ -181,9 +181,9 @@ def unanswered(replica: Replica, notice: ProbeUnanswered, moment: Moment) -> Rep
         return replica
     if notice.timed_out and _progressed(replica.snapshot, sent):
         return _asked_again_later(replica, moment)
-    cause = Cause.CANARY_TIMEOUT if notice.timed_out else Cause.CANARY_FAILED
     what = "ran out of time" if notice.timed_out else "could not be asked"
-    replica = symptom(replica, cause, f"canary {what}: {notice.detail}", moment)
+    text = f"canary {what}: {notice.detail}"
+    replica = symptom(replica, Cause.CANARY_TIMEOUT, text, moment)
     replica = moved(replica, Trigger.DOUBTED, f"its canary {what}", moment)
     return _asked_again_later(_count_failure(replica, moment), moment)
 

@@ -15,11 +15,9 @@ from typing import Any, Final
 
 import psutil
 
-from tests.e2e.fault_scenarios import Scenario
+from tests.e2e.fault_scenarios import NEIGHBOUR, Scenario
 from tests.e2e.faulty_fleet import ENGINES, STREAMS, FaultyFleet, Row, judged, lives
 from tests.support.stack import StreamedAnswer
-
-_NEIGHBOUR: Final = "Final Cut Pro (pid 533) used 61 % of the GPU in the last 5 s"
 
 LONG_PREFILL: Final = Scenario(
     name="H3",
@@ -64,12 +62,9 @@ CONTROLLER_AND_ENGINE: Final = Scenario(
 TIMELINE: Final = Scenario(
     name="T2",
     what="six Timeouts, two tip into Ignored, a foreign process",
-    faults=(
-        {"kind": "device_error", "error": "timeout", "times": 1},
-        {"kind": "gpu_neighbour", "says": _NEIGHBOUR},
-    ),
+    faults=({"kind": "device_error", "error": "timeout", "times": 1},),
     fate="replaced",
-    evidence=("Final Cut Pro (pid 533)",),
+    evidence=(NEIGHBOUR,),
     exit_s=10.0,
 )
 TIPPING: Final = Scenario(

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+NEIGHBOUR: Final = "Final Cut Pro (pid 533) used 61 % of the GPU in the last 5 s"
+
 Fate = Literal["stays", "replaced", "exits"]
 """What must become of the engine with the fault: its process lives on and works; another takes its
 place in order; its process is gone within the bound."""
@@ -239,7 +241,8 @@ def plan_of(scenarios: tuple[Scenario, ...], folder: str) -> dict[str, Any]:
         for one in scenarios
         for fault in one.faults
     ]
-    return {"faults": faults}
+    # One that is there all the time, as people's own programs are.
+    return {"faults": [*faults, {"kind": "gpu_neighbour", "says": NEIGHBOUR}]}
 
 
 def trigger(folder: str, name: str, device: object, generation: object) -> str:

@@ -247,7 +247,7 @@ def _lacks(incident: dict[str, Any], scenario: Scenario) -> list[str]:
     text = " ".join(incident["evidence"])
     lacks = [f"no word of {one!r}" for one in scenario.evidence if one not in text]
     if incident["cause"] not in scenario.causes:
-        lacks.append(f"called {incident['cause']}")
+        lacks.append(f"called {incident['cause']} ({incident['evidence'][0][:200]})")
     return lacks
 
 
