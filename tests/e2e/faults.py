@@ -27,7 +27,8 @@ def main() -> int:
         parser.error(f"no row is called {', '.join(sorted(unknown))}; rows: {', '.join(known)}")
     chosen = [one for one in known if not names or one in names]
     rows: list[Row | HeldRow] = []
-    for row in chain(_of_fleet(chosen), _of_host(chosen)):
+    played: Iterator[Row | HeldRow] = chain(_of_fleet(chosen), _of_host(chosen))
+    for row in played:
         rows.append(row)
         print(row, flush=True)
     met = sum(not row.complaints for row in rows)
