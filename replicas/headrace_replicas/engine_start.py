@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from headrace_replicas.boot_id import read_boot_id
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import HostBusyError, HostQuarantinedError
 from headrace_replicas.contract.fleet import HostReported, HostState
@@ -66,6 +65,7 @@ class StartPlace:
         devices: Devices of the host.
         settings: When it may start.
         boot_id: Of the host's boot.
+        node_id: Of the Ray node.
     """
 
     state_dir: Path
@@ -73,6 +73,7 @@ class StartPlace:
     devices: int
     settings: FaultSettings
     boot_id: str
+    node_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,23 +176,6 @@ def begin_start(
         sleep(_LOOK_S)
 
 
-def begin_start_here(
-    state_dir: Path,
-    host: str,
-    devices: int,
-    settings: FaultSettings,
-    *,
-    clock: Clock,
-    tell: Callable[[HostReported], None],
-    missing_bytes: MissingBytes = _nothing_missing,
-) -> EngineStart:
-    """As `begin_start`, in this boot of this host."""
-    place = StartPlace(
-        state_dir=state_dir, host=host, devices=devices, settings=settings, boot_id=read_boot_id()
-    )
-    return begin_start(place, clock=clock, tell=tell, missing_bytes=missing_bytes)
-
-
 def _reading(memory: MemoryReader, missing: MissingBytes, held: HeldDevice) -> MemoryReading:
     real, missing_bytes = memory(), missing(held.device, held.next_generation)
     wired_bytes = real.wired_bytes
@@ -244,7 +228,11 @@ class _Gate:
         starts = StartsFile(held.folder)
         started = False
         try:
-            history = starts.settle(boot_id=self._place.boot_id, now_s=self._clock.now_s())
+            history = starts.settle(
+                boot_id=self._place.boot_id,
+                node_id=self._place.node_id,
+                now_s=self._clock.now_s(),
+            )
             decision = self._decide(held, starts, history)
             match decision:
                 case Start():
@@ -296,6 +284,7 @@ class _Gate:
                 at_s=self._clock.now_s(),
                 pid=os.getpid(),
                 boot_id=place.boot_id,
+                node_id=place.node_id,
                 memory=memory,
             )
         )

@@ -29,6 +29,7 @@ def start(generation: int = 1, pid: int | None = None) -> PastStart:
         at_s=CLOCK.now_s(),
         pid=os.getpid() if pid is None else pid,
         boot_id="boot-1",
+        node_id="node-1",
         memory=MemoryReading(available_bytes=1000, wired_bytes=10),
     )
 
@@ -54,9 +55,9 @@ def test_a_released_device_has_no_past(tmp_path: Path) -> None:
 
 def settled(folder: Path, boot_id: str = "boot-1", now_s: float = 9e9) -> PastStart:
     file = StartsFile(folder)
-    history = file.settle(boot_id=boot_id, now_s=now_s)
+    history = file.settle(boot_id=boot_id, node_id="node-1", now_s=now_s)
     assert file.history() == history
-    assert file.settle(boot_id="other", now_s=0.0) == history, "an ending is noted once"
+    assert file.settle(boot_id="other", node_id="", now_s=0.0) == history, "an ending is noted once"
     return history[-1]
 
 
