@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from headrace_replicas.contract.errors import EngineFaultError, HeadraceError
 from headrace_replicas.contract.fleet import ProbeResult, ReplaceReplica
 from headrace_replicas.contract.requests import GenerateRequest, ProbeRequest, TokenChunk
 from headrace_replicas.contract.settings import Settings
-from headrace_replicas.controller_line import ControllerLine
+from headrace_replicas.controller_line import ControllerLine, LoadReports
 from headrace_replicas.engine_start import EngineStart, StartPlace, begin_start
 from headrace_replicas.host import device_count, host_label, node_id
 from headrace_replicas.injection.missing_memory import missing_bytes
@@ -67,7 +67,10 @@ class MoEReplica:
                 claim=self._start.claim,
                 settings=parsed,
                 clock=clock,
-                origin=self._start.origin,
+                origin=replace(
+                    self._start.origin,
+                    load_goes_on=LoadReports(self._start.report, self._controller.tell, clock),
+                ),
             )
         plan = self._replica.memory_plan
         self._start.holds(plan.total_bytes - plan.headroom_bytes)

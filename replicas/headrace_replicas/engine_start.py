@@ -86,6 +86,7 @@ class EngineStart:
         window: The host's faults.
         neighbours: Tells who else uses the GPU.
         watchdog: The process that watches it.
+        report: What the controller was told of it.
     """
 
     claim: DeviceClaim
@@ -93,6 +94,7 @@ class EngineStart:
     window: FaultWindowFile
     neighbours: Neighbours
     watchdog: Watchdog
+    report: HostReported
     _starts: StartsFile
 
     @property
@@ -103,12 +105,11 @@ class EngineStart:
     @property
     def origin(self) -> Origin:
         """What of this the engine needs."""
-        before = self.predecessor
         return Origin(
             recorder=self.recorder,
             windows=self.window,
-            predecessor=_story_of(before),
-            predecessor_generation=0 if before is None else before.generation,
+            predecessor=self.report.predecessor,
+            predecessor_generation=self.report.predecessor_generation,
             neighbours=self.neighbours.look,
         )
 
@@ -167,7 +168,7 @@ def begin_start(
     while True:
         held = gate.look()
         if isinstance(held, EngineStart):
-            teller.tell(_usable(place, held, clock.now_s()))
+            teller.tell(held.report)
             return held
         if not held.busy:
             teller.tell(held.report)
@@ -300,7 +301,19 @@ class _Gate:
             ),
             neighbours=neighbours_here(self._clock),
             watchdog=spawn_watchdog(recorder.path, place.settings),
+            report=self._usable(claim, recorder.predecessor),
             _starts=starts,
+        )
+
+    def _usable(self, claim: DeviceClaim, before: LastWords | None) -> HostReported:
+        return HostReported(
+            host=self._place.host,
+            device=claim.device,
+            generation=claim.generation,
+            state=HostState.USABLE,
+            predecessor=_story_of(before),
+            predecessor_generation=0 if before is None else before.generation,
+            at_s=self._clock.now_s(),
         )
 
     def _impose(self, decision: Quarantine) -> None:
@@ -361,19 +374,6 @@ class _Teller:
             return
         self._told = report
         self._tell(report)
-
-
-def _usable(place: StartPlace, start: EngineStart, now_s: float) -> HostReported:
-    origin = start.origin
-    return HostReported(
-        host=place.host,
-        device=start.claim.device,
-        generation=start.claim.generation,
-        state=HostState.USABLE,
-        predecessor=origin.predecessor,
-        predecessor_generation=origin.predecessor_generation,
-        at_s=now_s,
-    )
 
 
 def _error(report: HostReported) -> HostBusyError | HostQuarantinedError:
