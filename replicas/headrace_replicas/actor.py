@@ -72,6 +72,8 @@ class MoEReplica:
                     load_goes_on=LoadReports(self._start.report, self._controller.tell, clock),
                 ),
             )
+        # From here on the replica itself can be asked.
+        self._controller.close()
         plan = self._replica.memory_plan
         self._start.holds(plan.total_bytes - plan.headroom_bytes)
         self._watch: asyncio.Task[None] | None = None

@@ -137,8 +137,8 @@ def kind_of(words: LastWords) -> FaultKind | None:
     if words.ended is None and words.crash:
         told = classify(words.crash_text)
         return FaultKind.ABORTED if told is FaultKind.OTHER else told
-    if words.fault is not None:
-        return words.fault.kind
+    if words.fatal_fault is not None:
+        return words.fatal_fault.kind
     return FaultKind.KILLED if words.ended is None else FaultKind.EXITED
 
 

@@ -112,7 +112,7 @@ def test_the_kind_of_an_ending(tmp_path: Path) -> None:
     words = words_of(tmp_path)
     fault = FaultReport(
         kind=FaultKind.SUBMISSIONS_IGNORED, raw_text="x", phase="load", in_flight=0,
-        gpu_work_done_before=False, at_s=1.0,
+        gpu_work_done_before=False, at_s=CLOCK.now_s(),
     )  # fmt: skip
     verdict = Verdict(
         pid=1, started_s=1.0, phase="load", silence_s=1.0, allowed_s=1.0, stopped=False,
@@ -127,6 +127,8 @@ def test_the_kind_of_an_ending(tmp_path: Path) -> None:
     assert kind_of(words) is FaultKind.KILLED
     assert kind_of(replace(words, verdict=verdict, fault=fault)) is FaultKind.NO_PROGRESS
     assert kind_of(replace(words, fault=fault)) is FaultKind.SUBMISSIONS_IGNORED
+    survived = replace(fault, at_s=fault.at_s - 3600)
+    assert kind_of(replace(words, fault=survived)) is FaultKind.KILLED
     assert kind_of(replace(words, fault=fault, ended="x", status=0)) is None
     assert kind_of(replace(words, fault=fault, ended="x", status=70)) is fault.kind
     assert kind_of(replace(words, ended="x", status=1)) is FaultKind.EXITED
