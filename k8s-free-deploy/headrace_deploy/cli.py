@@ -23,6 +23,7 @@ from headrace_deploy.command_line import (
     StateDirOption,
     endings,
 )
+from headrace_deploy.hosts_commands import hosts_app
 from headrace_deploy.incidents_commands import incidents_app
 from headrace_deploy.plan_command import plan
 from headrace_deploy.settings_sources import KEY_VARIABLE, Loaded, load, parse_text, value_of
@@ -39,6 +40,7 @@ app = typer.Typer(
 config_app = typer.Typer(help="Look at the settings.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 app.add_typer(config_app, name="config")
+app.add_typer(hosts_app, name="hosts")
 app.add_typer(incidents_app, name="incidents")
 
 FileOption = Annotated[

@@ -3,20 +3,21 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 
+from headrace_replicas.boot_id import read_boot_id
 from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.errors import EngineFaultError, HeadraceError
 from headrace_replicas.contract.fleet import ProbeResult, ReplaceReplica
 from headrace_replicas.contract.requests import GenerateRequest, ProbeRequest, TokenChunk
 from headrace_replicas.contract.settings import Settings
-from headrace_replicas.controller_line import ControllerLine
-from headrace_replicas.engine_start import EngineStart, begin_start_here
-from headrace_replicas.host import device_count, host_label
+from headrace_replicas.controller_line import ControllerLine, LoadReports
+from headrace_replicas.engine_start import EngineStart, StartPlace, begin_start
+from headrace_replicas.host import device_count, host_label, node_id
 from headrace_replicas.injection.missing_memory import missing_bytes
 from headrace_replicas.replica import Replica
 
@@ -45,11 +46,16 @@ class MoEReplica:
         host = host_label()
         clock = SystemClock()
         self._controller = ControllerLine()
-        self._start = begin_start_here(
-            Path(parsed.state_dir),
-            host,
-            device_count(),
-            parsed.faults,
+        place = StartPlace(
+            state_dir=Path(parsed.state_dir),
+            host=host,
+            devices=device_count(),
+            settings=parsed.faults,
+            boot_id=read_boot_id(),
+            node_id=node_id(),
+        )
+        self._start = begin_start(
+            place,
             clock=clock,
             tell=self._controller.tell,
             missing_bytes=missing_bytes(parsed.injection, host),
@@ -61,8 +67,13 @@ class MoEReplica:
                 claim=self._start.claim,
                 settings=parsed,
                 clock=clock,
-                origin=self._start.origin,
+                origin=replace(
+                    self._start.origin,
+                    load_goes_on=LoadReports(self._start.report, self._controller.tell, clock),
+                ),
             )
+        # From here on the replica itself can be asked.
+        self._controller.close()
         plan = self._replica.memory_plan
         self._start.holds(plan.total_bytes - plan.headroom_bytes)
         self._watch: asyncio.Task[None] | None = None

@@ -7,10 +7,13 @@ thread, and those that find nobody are dropped: whoever reports does so again.
 import logging
 import queue
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import ray
 
+from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.fleet import HostReported, Notice
 
 log = logging.getLogger("ray.serve.headrace.controller_line")
@@ -19,6 +22,7 @@ log = logging.getLogger("ray.serve.headrace.controller_line")
 CONTROLLER_NAME: Final = "fleet_controller"
 _MOST_WAITING: Final = 100
 _CALL_S: Final = 5.0
+_LOAD_TOLD_S: Final = 1.0
 
 
 class ControllerLine:
@@ -60,3 +64,31 @@ def _send(notices: tuple[Notice, ...]) -> None:
         if CONTROLLER_NAME in found["name"]:
             controller: Any = ray.get_actor(found["name"], namespace=found["namespace"])
             ray.get(controller.notify.remote(notices), timeout=_CALL_S)
+
+
+class LoadReports:
+    """Reports how a load goes, once a second and at its end.
+
+    Args:
+        start: The report of the start.
+        tell: Takes reports.
+        clock: Time source.
+    """
+
+    def __init__(
+        self, start: HostReported, tell: Callable[[HostReported], None], clock: Clock
+    ) -> None:
+        self._start = start
+        self._tell = tell
+        self._clock = clock
+        self._told_s = 0.0
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Note that so many bytes of so many are in memory."""
+        now_s = self._clock.now_s()
+        if done_bytes < total_bytes and now_s - self._told_s < _LOAD_TOLD_S:
+            return
+        self._told_s = now_s
+        self._tell(
+            replace(self._start, loaded_bytes=done_bytes, total_bytes=total_bytes, at_s=now_s)
+        )

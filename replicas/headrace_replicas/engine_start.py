@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from headrace_replicas.boot_id import read_boot_id
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import HostBusyError, HostQuarantinedError
 from headrace_replicas.contract.fleet import HostReported, HostState
@@ -66,6 +65,7 @@ class StartPlace:
         devices: Devices of the host.
         settings: When it may start.
         boot_id: Of the host's boot.
+        node_id: Of the Ray node.
     """
 
     state_dir: Path
@@ -73,6 +73,7 @@ class StartPlace:
     devices: int
     settings: FaultSettings
     boot_id: str
+    node_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ class EngineStart:
         window: The host's faults.
         neighbours: Tells who else uses the GPU.
         watchdog: The process that watches it.
+        report: What the controller was told of it.
     """
 
     claim: DeviceClaim
@@ -92,6 +94,7 @@ class EngineStart:
     window: FaultWindowFile
     neighbours: Neighbours
     watchdog: Watchdog
+    report: HostReported
     _starts: StartsFile
 
     @property
@@ -102,12 +105,11 @@ class EngineStart:
     @property
     def origin(self) -> Origin:
         """What of this the engine needs."""
-        before = self.predecessor
         return Origin(
             recorder=self.recorder,
             windows=self.window,
-            predecessor=_story_of(before),
-            predecessor_generation=0 if before is None else before.generation,
+            predecessor=self.report.predecessor,
+            predecessor_generation=self.report.predecessor_generation,
             neighbours=self.neighbours.look,
         )
 
@@ -166,30 +168,13 @@ def begin_start(
     while True:
         held = gate.look()
         if isinstance(held, EngineStart):
-            teller.tell(_usable(place, held, clock.now_s()))
+            teller.tell(held.report)
             return held
         if not held.busy:
             teller.tell(held.report)
         if clock.monotonic_s() - began_s >= (_BUSY_S if held.busy else _HELD_S):
             raise _error(held.report)
         sleep(_LOOK_S)
-
-
-def begin_start_here(
-    state_dir: Path,
-    host: str,
-    devices: int,
-    settings: FaultSettings,
-    *,
-    clock: Clock,
-    tell: Callable[[HostReported], None],
-    missing_bytes: MissingBytes = _nothing_missing,
-) -> EngineStart:
-    """As `begin_start`, in this boot of this host."""
-    place = StartPlace(
-        state_dir=state_dir, host=host, devices=devices, settings=settings, boot_id=read_boot_id()
-    )
-    return begin_start(place, clock=clock, tell=tell, missing_bytes=missing_bytes)
 
 
 def _reading(memory: MemoryReader, missing: MissingBytes, held: HeldDevice) -> MemoryReading:
@@ -244,7 +229,11 @@ class _Gate:
         starts = StartsFile(held.folder)
         started = False
         try:
-            history = starts.settle(boot_id=self._place.boot_id, now_s=self._clock.now_s())
+            history = starts.settle(
+                boot_id=self._place.boot_id,
+                node_id=self._place.node_id,
+                now_s=self._clock.now_s(),
+            )
             decision = self._decide(held, starts, history)
             match decision:
                 case Start():
@@ -296,6 +285,7 @@ class _Gate:
                 at_s=self._clock.now_s(),
                 pid=os.getpid(),
                 boot_id=place.boot_id,
+                node_id=place.node_id,
                 memory=memory,
             )
         )
@@ -311,7 +301,19 @@ class _Gate:
             ),
             neighbours=neighbours_here(self._clock),
             watchdog=spawn_watchdog(recorder.path, place.settings),
+            report=self._usable(claim, recorder.predecessor),
             _starts=starts,
+        )
+
+    def _usable(self, claim: DeviceClaim, before: LastWords | None) -> HostReported:
+        return HostReported(
+            host=self._place.host,
+            device=claim.device,
+            generation=claim.generation,
+            state=HostState.USABLE,
+            predecessor=_story_of(before),
+            predecessor_generation=0 if before is None else before.generation,
+            at_s=self._clock.now_s(),
         )
 
     def _impose(self, decision: Quarantine) -> None:
@@ -372,19 +374,6 @@ class _Teller:
             return
         self._told = report
         self._tell(report)
-
-
-def _usable(place: StartPlace, start: EngineStart, now_s: float) -> HostReported:
-    origin = start.origin
-    return HostReported(
-        host=place.host,
-        device=start.claim.device,
-        generation=start.claim.generation,
-        state=HostState.USABLE,
-        predecessor=origin.predecessor,
-        predecessor_generation=origin.predecessor_generation,
-        at_s=now_s,
-    )
 
 
 def _error(report: HostReported) -> HostBusyError | HostQuarantinedError:

@@ -13,7 +13,12 @@ def host_label() -> str:
 
 def device_count() -> int:
     """How many engines this node may hold: its `metal` resource, 1 when it names none."""
-    node_id = ray.get_runtime_context().get_node_id()
+    own = node_id()
     nodes = ray.nodes()  # type: ignore[no-untyped-call]  # Ray leaves it unannotated
-    node = next(node for node in nodes if node["NodeID"] == node_id)
+    node = next(node for node in nodes if node["NodeID"] == own)
     return max(1, int(node["Resources"].get("metal", 1)))
+
+
+def node_id() -> str:
+    """Ray's id of this node; a node that is started again has another one."""
+    return str(ray.get_runtime_context().get_node_id())

@@ -42,6 +42,7 @@ class StartsFile:
             at_s=start.at_s,
             pid=start.pid,
             boot_id=start.boot_id,
+            node_id=start.node_id,
             memory=memory,
         )
 
@@ -57,10 +58,15 @@ class StartsFile:
         """Note that an operator forgives all that was before."""
         self._append("released", at_s=at_s)
 
-    def settle(self, *, boot_id: str, now_s: float) -> tuple[PastStart, ...]:
+    def settle(self, *, boot_id: str, node_id: str, now_s: float) -> tuple[PastStart, ...]:
         """Note how the last engine ended, if that is not known yet.
 
         Only for who holds the device: its last engine's process is gone then.
+
+        Args:
+            boot_id: Of the host's boot.
+            node_id: Of the Ray node that this process belongs to.
+            now_s: Wall-clock second.
 
         Returns:
             The history with it.
@@ -70,7 +76,7 @@ class StartsFile:
             return history
         last = history[-1]
         words = read_last_words(self._folder / NAME)
-        ending = ending_of(last, words, boot_id=boot_id, now_s=now_s)
+        ending = ending_of(last, words, boot_id=boot_id, node_id=node_id, now_s=now_s)
         self._append("end", generation=last.generation, ending=asdict(ending))
         return (*history[:-1], replace(last, ending=ending))
 
@@ -78,13 +84,19 @@ class StartsFile:
         self._lines.append({"event": event, **fields})
 
 
-def ending_of(start: PastStart, words: LastWords | None, *, boot_id: str, now_s: float) -> Ending:
+def ending_of(
+    start: PastStart, words: LastWords | None, *, boot_id: str, node_id: str, now_s: float
+) -> Ending:
     """How an engine ended, as its last words tell.
+
+    One that had no trouble of its own when its Ray node was stopped is no death: that is how
+    operators stop engines. One whose host went down is.
 
     Args:
         start: Its start.
         words: What was found; they may be another's.
         boot_id: Of the host's boot now.
+        node_id: Of the Ray node now.
         now_s: Wall-clock second.
     """
     host_down = start.boot_id != boot_id
@@ -97,15 +109,23 @@ def ending_of(start: PastStart, words: LastWords | None, *, boot_id: str, now_s:
             host_down=host_down,
             text=f"Process {start.pid} (generation {start.generation}) ended before it took notes.",
         )
+    kind = kind_of(words)
+    with_node = kind is FaultKind.KILLED and not host_down and start.node_id != node_id
     went_down = host_down and words.ended is None
     return Ending(
-        at_s=words.started_s + words.lived_s,
-        kind=kind_of(words),
+        at_s=words.started_s + words.lived_s if words.verdict is None else words.verdict.at_s,
+        kind=None if with_node else kind,
         worked=words.worked or (words.fault is not None and words.fault.gpu_work_done_before),
         lived_s=words.lived_s,
         host_down=went_down,
-        text=f"{words.story()}{' The host went down under it.' if went_down else ''}",
+        text=words.story() + _circumstance(with_node=with_node, went_down=went_down),
     )
+
+
+def _circumstance(*, with_node: bool, went_down: bool) -> str:
+    if with_node:
+        return " Its Ray node was stopped."
+    return " The host went down under it." if went_down else ""
 
 
 def kind_of(words: LastWords) -> FaultKind | None:
@@ -117,8 +137,8 @@ def kind_of(words: LastWords) -> FaultKind | None:
     if words.ended is None and words.crash:
         told = classify(words.crash_text)
         return FaultKind.ABORTED if told is FaultKind.OTHER else told
-    if words.fault is not None:
-        return words.fault.kind
+    if words.fatal_fault is not None:
+        return words.fatal_fault.kind
     return FaultKind.KILLED if words.ended is None else FaultKind.EXITED
 
 
@@ -162,6 +182,7 @@ def _start_of(event: Mapping[str, Any]) -> PastStart:
         at_s=float(event["at_s"]),
         pid=int(event["pid"]),
         boot_id=str(event["boot_id"]),
+        node_id=str(event.get("node_id", "")),
         memory=None if memory is None else _memory_of(memory),
     )
 

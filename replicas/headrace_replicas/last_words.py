@@ -39,6 +39,8 @@ NAME: Final = "last_words"
 # What is read of a stack dump or of stderr; the last lines tell most.
 _TAIL_BYTES: Final = 16 * 1024
 _SHOWN_IDS: Final = 5
+# Who dies later than this after a fault has survived it: something else was the end.
+_FATAL_S: Final = 60.0
 _SHOWN_TEXT: Final = 500
 _KINDS: Final = {kind.value: kind for kind in FaultKind}
 
@@ -139,6 +141,14 @@ class LastWords:
         return max(0, self.progress_ns - self.started_ns, self.beat_ns - self.started_ns) / 1e9
 
     @property
+    def fatal_fault(self) -> FaultReport | None:
+        """The newest fault, unless the process lived on well after it."""
+        if self.fault is None or self.ended is not None:
+            return self.fault
+        lived_on_s = self.started_s + self.lived_s - self.fault.at_s
+        return self.fault if lived_on_s < _FATAL_S else None
+
+    @property
     def crash_text(self) -> str:
         """What C++ wrote on stderr when it ended the process; empty when it did not crash."""
         lines = self.stderr_tail.splitlines() if self.crash else []
@@ -151,16 +161,17 @@ class LastWords:
     def _end(self) -> str:
         if self.ended is not None:
             how = f"{self.ended} (exit status {self.status})"
-            told = self.fault is None or self.fault.raw_text in self.ended or self.status == 0
-            return how if told else f"{how} after {_shown_fault(self.fault)}"
+            fault = None if self.status == 0 else self.fatal_fault
+            told = fault is None or fault.raw_text in self.ended
+            return how if told else f"{how} after {_shown_fault(fault)}"
         if self.verdict is not None:
             return str(self.verdict)
         where = f"{self.phase}, {self.detail}" if self.detail else self.phase
         if self.crash:
             said = "; ".join([self.crash, *self.crash_text.splitlines()[-2:]])
             return f"it crashed in {where} ({said[:_SHOWN_TEXT]})"
-        if self.fault is not None:
-            return f"it died in {where} after {_shown_fault(self.fault)}"
+        if self.fatal_fault is not None:
+            return f"it died in {where} after {_shown_fault(self.fatal_fault)}"
         return f"it died without a word while in {where}"
 
     def _then(self) -> str:

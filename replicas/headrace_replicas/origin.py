@@ -42,6 +42,10 @@ class WindowInMemory:
         return self._window
 
 
+def _nobody_hears(_done_bytes: int, _total_bytes: int) -> None:
+    """For engines whose load nobody follows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """What a replica was given by the host that it starts on.
@@ -53,6 +57,8 @@ class Origin:
         predecessor_generation: That one's; 0 without one.
         neighbours: Tells who else uses the GPU, for a person.
         end_process: Ends this process at once.
+        load_goes_on: Hears how many bytes of the weights are in memory, and of how many; on the
+            engine thread, which it must not hold up.
     """
 
     recorder: FlightRecorder = field(default_factory=NoRecorder)
@@ -61,3 +67,4 @@ class Origin:
     predecessor_generation: int = 0
     neighbours: Callable[[], str] = str
     end_process: Callable[[int], NoReturn] = os._exit
+    load_goes_on: Callable[[int, int], object] = _nobody_hears

@@ -144,8 +144,15 @@ class Replica:
         self._budget = self._planned(checkpoint, draft)
         streaming = self._streaming(checkpoint, self._budget.plan)
         load_here = partial(load, device=engine.device, dtype=engine.dtype)
-        loaded = load_here(checkpoint, streaming=streaming)
-        return loaded if draft is None else replace(loaded, draft=load_here(draft))
+        loaded = load_here(checkpoint, streaming=streaming, on_read=self._weights_came)
+        if draft is None:
+            return loaded
+        return replace(loaded, draft=load_here(draft, on_read=lambda *_: self._engine.progressed()))
+
+    def _weights_came(self, done_bytes: int, total_bytes: int) -> None:
+        """On the engine thread, with each part of the weights that is in memory."""
+        self._engine.progressed()
+        self._origin.load_goes_on(done_bytes, total_bytes)
 
     def _planned(self, checkpoint: Checkpoint, draft: Checkpoint | None) -> Budget:
         """What goes into this host's memory, decided before any of it is taken."""

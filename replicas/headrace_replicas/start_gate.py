@@ -76,6 +76,7 @@ class PastStart:
         at_s: Wall-clock second.
         pid: Of its process.
         boot_id: Of the host's boot.
+        node_id: Of the Ray node that started it; a node that is started again has another one.
         memory: The host's before it; None when it was not read.
         held_bytes: What the engine took of it, by its plan; 0 when it never got that far.
         stranded_s: Since when its memory is missed; None when it is not.
@@ -86,6 +87,7 @@ class PastStart:
     at_s: float
     pid: int
     boot_id: str
+    node_id: str = ""
     memory: MemoryReading | None = None
     held_bytes: int = 0
     stranded_s: float | None = None

@@ -7,6 +7,7 @@ Run as `python -m headrace_replicas.watchdog`; `watchdog_process.spawn_watchdog`
 """
 
 import argparse
+import errno
 import json
 import mmap
 import os
@@ -59,8 +60,8 @@ _LOOK_S: Final = 0.05
 class Subject:
     """The process that is watched; another one that was given its id later is never touched.
 
-    Linux holds a descriptor of the process. Elsewhere the watchdog must be its child: an orphan
-    has another parent.
+    Linux (from 5.3) holds a descriptor of the process. Elsewhere the watchdog must be its child: an
+    orphan has another parent.
 
     Args:
         pid: Of a process that lives.
@@ -71,7 +72,7 @@ class Subject:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._pidfd = os.pidfd_open(pid) if sys.platform == "linux" else None
+        self._pidfd = _descriptor(pid)
 
     @property
     def gone(self) -> bool:
@@ -87,6 +88,17 @@ class Subject:
                 signal.pidfd_send_signal(self._pidfd, number)
             elif not self.gone:
                 os.kill(self._pid, number)
+
+
+def _descriptor(pid: int) -> int | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno == errno.ENOSYS:
+            return None
+        raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

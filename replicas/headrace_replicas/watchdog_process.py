@@ -52,6 +52,7 @@ def spawn_watchdog(file: Path, settings: FaultSettings) -> Watchdog:
     return subprocess.Popen(  # noqa: S603  our own module and our own values
         [
             sys.executable,
+            "-P",  # whatever lies in this folder is no module
             "-m",
             "headrace_replicas.watchdog",
             f"--file={file}",

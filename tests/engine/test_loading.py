@@ -199,6 +199,22 @@ def test_a_shard_cut_while_it_is_read_is_refused(folder: Path) -> None:
         read_weights(model, checkpoint)
 
 
+def test_reading_weights_is_told_part_by_part(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A load that moves can be told from one that hangs."""
+    monkeypatch.setattr("headrace_replicas.engine.weight_reads.PART_BYTES", 1000)
+    checkpoint = read_checkpoint(make_checkpoint(folder))
+    told: list[tuple[int, int]] = []
+    read_weights(
+        load_lazily(checkpoint), checkpoint, lambda done, total: told.append((done, total))
+    )
+    assert len(told) > 3
+    done = [one for one, _ in told]
+    assert done == sorted(done)
+    assert {total for _, total in told} == {done[-1]}
+
+
 def test_all_weights_are_in_memory_when_load_returns(folder: Path) -> None:
     """The files can go: nothing is read later, on the thread that serves."""
     make_checkpoint(folder)

@@ -53,6 +53,7 @@ class Host:
     clock: MovedClock = field(default_factory=MovedClock)
     devices: int = 1
     boot_id: str = "boot-1"
+    node_id: str = "node-1"
     settings: FaultSettings = SETTINGS
     available_bytes: int = 64 * GIB
     missing: Callable[[int, int], int] = lambda _device, _generation: 0
@@ -66,6 +67,7 @@ class Host:
             devices=self.devices,
             settings=self.settings,
             boot_id=self.boot_id,
+            node_id=self.node_id,
         )
 
     def start(self) -> EngineStart:
@@ -104,7 +106,7 @@ from tests.fault.test_engine_start import GIB, MovedClock
 clock = MovedClock()
 clock.slept_s = float(sys.argv[3])
 place = StartPlace(state_dir=Path(sys.argv[1]), host="m1", devices=1, boot_id=sys.argv[2],
-                   settings=FaultSettings.model_validate_json(sys.argv[4]))
+                   node_id="node-1", settings=FaultSettings.model_validate_json(sys.argv[4]))
 start = begin_start(place, clock=clock, tell=lambda report: None, sleep=clock.sleep,
                     memory=lambda: MemoryReading(available_bytes=64 * GIB), draw=lambda: 0.0)
 recorder = start.recorder
@@ -290,6 +292,25 @@ def test_a_refused_start_lets_go_of_the_device(host: Host) -> None:
     held = try_hold(host.state_dir, "m1", 0)
     assert held is not None
     held.let_go()
+
+
+def test_an_engine_that_was_stopped_with_its_node_is_no_death(host: Host) -> None:
+    """Stopping and starting `headrace serve` three times must not hold a device."""
+    for number in range(4):
+        host.node_id = f"node-{number + 2}"
+        host.run_engine(KILLED)
+        start = host.start()
+        assert host.clock.slept_s == 0
+        end(start)
+    assert all(one.ending is not None and one.ending.orderly for one in host.starts.history()[:-1])
+
+
+def test_trouble_before_its_node_was_stopped_is_a_death(host: Host) -> None:
+    host.run_engine(POISONED)
+    host.node_id = "node-2"
+    start = host.start()
+    assert host.clock.slept_s > 1
+    end(start)
 
 
 def test_the_faults_of_a_host_outlive_its_engines(host: Host) -> None:

@@ -29,6 +29,7 @@ def start(generation: int = 1, pid: int | None = None) -> PastStart:
         at_s=CLOCK.now_s(),
         pid=os.getpid() if pid is None else pid,
         boot_id="boot-1",
+        node_id="node-1",
         memory=MemoryReading(available_bytes=1000, wired_bytes=10),
     )
 
@@ -54,9 +55,9 @@ def test_a_released_device_has_no_past(tmp_path: Path) -> None:
 
 def settled(folder: Path, boot_id: str = "boot-1", now_s: float = 9e9) -> PastStart:
     file = StartsFile(folder)
-    history = file.settle(boot_id=boot_id, now_s=now_s)
+    history = file.settle(boot_id=boot_id, node_id="node-1", now_s=now_s)
     assert file.history() == history
-    assert file.settle(boot_id="other", now_s=0.0) == history, "an ending is noted once"
+    assert file.settle(boot_id="other", node_id="", now_s=0.0) == history, "an ending is noted once"
     return history[-1]
 
 
@@ -111,7 +112,7 @@ def test_the_kind_of_an_ending(tmp_path: Path) -> None:
     words = words_of(tmp_path)
     fault = FaultReport(
         kind=FaultKind.SUBMISSIONS_IGNORED, raw_text="x", phase="load", in_flight=0,
-        gpu_work_done_before=False, at_s=1.0,
+        gpu_work_done_before=False, at_s=CLOCK.now_s(),
     )  # fmt: skip
     verdict = Verdict(
         pid=1, started_s=1.0, phase="load", silence_s=1.0, allowed_s=1.0, stopped=False,
@@ -126,6 +127,8 @@ def test_the_kind_of_an_ending(tmp_path: Path) -> None:
     assert kind_of(words) is FaultKind.KILLED
     assert kind_of(replace(words, verdict=verdict, fault=fault)) is FaultKind.NO_PROGRESS
     assert kind_of(replace(words, fault=fault)) is FaultKind.SUBMISSIONS_IGNORED
+    survived = replace(fault, at_s=fault.at_s - 3600)
+    assert kind_of(replace(words, fault=survived)) is FaultKind.KILLED
     assert kind_of(replace(words, fault=fault, ended="x", status=0)) is None
     assert kind_of(replace(words, fault=fault, ended="x", status=70)) is fault.kind
     assert kind_of(replace(words, ended="x", status=1)) is FaultKind.EXITED

@@ -27,20 +27,22 @@ from headrace_replicas.last_words import (
 )
 
 CLOCK = SystemClock()
+# Behind any sign of life of this run's processes, however slow it is.
+AT_THE_END_S = CLOCK.now_s() + 3600
 FAULT_TEXT = (
     "[METAL] Command buffer execution failed: Ignored (for causing prior/excessive GPU errors) "
     "(00000004:kIOGPUCommandBufferCallbackErrorSubmissionsIgnored)."
 )
 
 
-def report(text: str = FAULT_TEXT) -> FaultReport:
+def report(text: str = FAULT_TEXT, at_s: float = AT_THE_END_S) -> FaultReport:
     return FaultReport(
         kind=FaultKind.SUBMISSIONS_IGNORED,
         raw_text=text,
         phase="decode",
         in_flight=2,
         gpu_work_done_before=True,
-        at_s=1_700_000_000.5,
+        at_s=at_s,
     )
 
 
@@ -174,6 +176,13 @@ def test_a_story_tells_of_an_end_with_a_fault(tmp_path: Path) -> None:
     )
 
 
+def test_a_fault_that_was_survived_is_not_the_end(tmp_path: Path) -> None:
+    with recording(tmp_path) as file:
+        file.faulted(report(at_s=AT_THE_END_S - 7200))
+    assert words(tmp_path).fault is not None
+    assert told(tmp_path).startswith("it died without a word while in idle;")
+
+
 def test_a_story_tells_of_the_watchdog(tmp_path: Path) -> None:
     with recording(tmp_path) as file:
         verdict = Verdict(
@@ -200,7 +209,7 @@ def test_a_damaged_file_is_no_reason_to_fail(
     raw = bytearray((folder / NAME).read_bytes())
     for _ in range(data.draw(st.integers(0, 20))):
         raw[data.draw(st.integers(0, 6000))] = data.draw(st.integers(0, 255))
-    (folder / NAME).write_bytes(raw[: data.draw(st.integers(0, FILE_BYTES))])
+    (folder / NAME).write_bytes(raw[: data.draw(st.integers(0, FILE_BYTES - 1))])
     assert read_last_words(folder / NAME) is None
     (folder / NAME).write_bytes(raw)
     found = read_last_words(folder / NAME)

@@ -32,6 +32,7 @@ from headrace_replicas.engine.experts.storage import Storage
 from headrace_replicas.engine.experts.store import ExpertStore
 from headrace_replicas.engine.json_files import some_of
 from headrace_replicas.engine.safetensors_header import read_header
+from headrace_replicas.engine.weight_reads import OnRead, read_arrays
 
 # isort: split
 # These import MLX themselves: they come after the import that explains a missing backend.
@@ -114,6 +115,7 @@ def load(
     device: DeviceChoice,
     dtype: DtypeChoice,
     streaming: Streaming | None = None,
+    on_read: OnRead | None = None,
 ) -> LoadedModel:
     """Load all weights, and make the chosen device the calling thread's default.
 
@@ -122,6 +124,7 @@ def load(
         device: Where to compute.
         dtype: What to compute in.
         streaming: How experts are streamed; None reads them all now.
+        on_read: Hears how reading the weights goes.
 
     Raises:
         CheckpointError: The tensors are not those that the model class wants; it names them. Or
@@ -138,7 +141,7 @@ def load(
     if streaming is not None and provenance is not None:
         streamed = _stream(model, checkpoint, streaming, provenance, choice)
         provenance.forget()
-    read_weights(model, checkpoint)
+    read_weights(model, checkpoint, on_read)
     mx.set_default_device(mx.gpu if chosen == "gpu" else mx.cpu)
     computed = cast(model, choice)
     return LoadedModel(
@@ -250,14 +253,15 @@ def _model_classes(
     return type(model_class.__name__, (model_class,), {"sanitize": watched}), arguments_class
 
 
-def read_weights(model: Module, checkpoint: Checkpoint) -> None:
+def read_weights(model: Module, checkpoint: Checkpoint, on_read: OnRead | None = None) -> None:
     """Bring every array of the model into memory, constants that are no parameters too.
 
     Raises:
         CheckpointError: A file could not be read to the end that its header promised.
     """
     with explained_reads(checkpoint), mx.stream(mx.cpu):
-        mx.eval(_parameters(model), _constants(model))
+        parameters = [array for _, array in _named_arrays(model)]
+        read_arrays([*parameters, *_constants(model)], on_read)
 
 
 @contextmanager
