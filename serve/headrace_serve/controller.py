@@ -20,6 +20,7 @@ from headrace_replicas.contract.clock import SystemClock
 from headrace_replicas.contract.fleet import (
     Effect,
     FleetView,
+    HostReported,
     Incident,
     MembersSeen,
     Notice,
@@ -35,6 +36,7 @@ from headrace_replicas.contract.requests import ProbeRequest
 from headrace_replicas.contract.settings import Settings
 from headrace_replicas.host import host_label
 from headrace_serve import board, fleet
+from headrace_serve.fleet_hosts import restamped
 from headrace_serve.incident_log import IncidentLog
 from headrace_serve.ray_replicas import wake_router
 
@@ -84,6 +86,8 @@ class FleetController:
         """Take what a gateway saw."""
         self._run()
         for notice in notices:
+            if isinstance(notice, HostReported):
+                notice = restamped(notice, self._clock.now_s())  # noqa: PLW2901  on our own clock
             await self._apply(notice)
 
     async def incidents(self) -> tuple[Incident, ...]:

@@ -61,7 +61,8 @@ from headrace_serve.fleet_state import (
 
 __all__ = ["FleetState", "begin", "check", "step", "view"]
 
-# What a replica says of its past so soon after the controller began, another one has dealt with.
+# Who is met so soon after the first was there before this controller was: of the faults that it
+# tells at first, another controller has heard.
 _FOUND_S: Final = 10.0
 
 # What a lost attempt says of its replica: the incident's cause, what the state does, and why.
@@ -174,6 +175,8 @@ def _told(state: FleetState, notice: _OfOneReplica, moment: Moment) -> FleetStat
 
 def _met(state: FleetState, name: str, moment: Moment) -> tuple[FleetState, Replica]:
     """The state and a replica that is heard of for the first time."""
+    if state.met_s is None:
+        state = replace(state, met_s=moment.at_s)
     return inherited.take_up(state, probes.newborn(name, moment))
 
 
@@ -239,7 +242,7 @@ def _snapshot(state: FleetState, notice: SnapshotSeen, moment: Moment) -> FleetS
             replica = replace(replica, next_probe_s=moment.at_s)
     replica = replace(replica, snapshot=snapshot, heard_s=moment.at_s)
     replica = storage.heard(replica, before, moment)
-    is_old = state.began_s is None or moment.at_s - state.began_s < _FOUND_S
+    is_old = state.met_s is not None and moment.at_s - state.met_s < _FOUND_S
     replica = faults.heard(replica, before, moment, is_old=is_old)
     if before is None or before.generation != snapshot.generation:
         state = faults.last_words(state, snapshot, moment)

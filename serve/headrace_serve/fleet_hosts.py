@@ -27,6 +27,13 @@ HOST_KEPT_S: Final = 1800.0
 _LOAD_SEEN_S: Final = 60.0
 
 
+def restamped(notice: HostReported, now_s: float) -> HostReported:
+    """The report on the controller's own clock: clocks may differ by more than a load takes."""
+    ahead_s = notice.at_s - now_s
+    until_s = None if notice.until_s is None else notice.until_s - ahead_s
+    return replace(notice, at_s=now_s, until_s=until_s)
+
+
 def reported(state: FleetState, notice: HostReported, moment: Moment) -> FleetState:
     """The state after a report from an engine that is being started."""
     known = state.hosts.get((notice.host, notice.device))

@@ -219,6 +219,7 @@ class FleetState:
         poison: By fingerprint, requests that are refused now.
         poison_incidents: The record of each of them.
         began_s: When this controller first learned anything; None before that.
+        met_s: When it met its first replica; None before that.
     """
 
     version: int = 0
@@ -228,6 +229,7 @@ class FleetState:
     poison: Mapping[str, PoisonFound] = field(default_factory=dict)
     poison_incidents: Mapping[str, Incident] = field(default_factory=dict)
     began_s: float | None = None
+    met_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,9 @@ from headrace_replicas.faults import POLICIES, classify
 # Of the newest losses and marks so many are remembered: a fleet that loses more has other trouble.
 _KEPT_COUNT: Final = 2000
 _DIGEST_BYTES: Final = 16
+# Losses of one engine that are told so close together are one; an engine that lived on may have
+# another fault later, under other requests.
+_SAME_LOSS_S: Final = 5.0
 # Silence, other weights and unreadable files say nothing of what the request asks for.
 _BLAMING: Final = frozenset[AttemptFailure]({"died", "faulted"})
 
@@ -120,7 +123,7 @@ def lost(
     """
     suspects = _recent(suspects, mark.at_s, poison_for_s)
     death = suspects.deaths.get(mark.replica_id)
-    if death is None:
+    if death is None or mark.at_s - death.at_s > _SAME_LOSS_S:
         counts = {one: len(suspects.marked.get(one, ())) for one in {*present, fingerprint}}
         death = Death(marks=counts, at_s=mark.at_s)
     held = suspects.marked.get(fingerprint, ())

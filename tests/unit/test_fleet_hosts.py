@@ -1,6 +1,8 @@
 """Holds on hosts and slow loads: alarms that stop nobody."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace_replicas.contract.fleet import (
     Cause,
@@ -12,7 +14,7 @@ from headrace_replicas.contract.fleet import (
     WriteIncident,
 )
 from headrace_serve import fleet
-from headrace_serve.fleet_hosts import HOST_KEPT_S
+from headrace_serve.fleet_hosts import HOST_KEPT_S, restamped
 from tests.support.fleet import Fleet, told_to_leave
 
 GB = 10**9
@@ -98,6 +100,23 @@ def test_two_hosts_that_are_held_at_once_have_two_incidents() -> None:
     report(fleet_, HostState.QUARANTINED)
     report(fleet_, HostState.QUARANTINED, host="host-b")
     assert sorted(one.host for one in fleet_.incidents.values()) == ["host-a", "host-b"]
+
+
+@given(st.floats(-4000.0, 4000.0), st.none() | st.floats(0.0, 900.0))
+def test_a_hosts_clock_is_not_the_controllers(ahead_s: float, left_s: float | None) -> None:
+    """What is left of a hold is what counts, however wrong the host's clock."""
+    told_s = 1000.0 + ahead_s
+    notice = HostReported(
+        host="m1",
+        device=0,
+        generation=0,
+        state=HostState.BACKING_OFF,
+        until_s=None if left_s is None else told_s + left_s,
+        at_s=told_s,
+    )
+    taken = restamped(notice, 1000.0)
+    assert taken.at_s == 1000.0
+    assert taken.until_s == (None if left_s is None else pytest.approx(1000.0 + left_s))
 
 
 def test_any_device_of_a_host_ends_its_quarantine() -> None:

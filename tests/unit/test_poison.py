@@ -81,6 +81,15 @@ def test_one_engine_marks_a_request_once() -> None:
         assert gateway.dies("a", "bad") == [MOVES]
 
 
+def test_a_later_fault_of_the_same_engine_is_another_loss() -> None:
+    """Who was there at the first does not shield who is alone at the second."""
+    gateway = Gateway()
+    gateway.dies("x", "bad", "good")
+    gateway.dies("a", "good")
+    gateway.now_s += 60.0
+    assert gateway.dies("a", "bad") == [CONDEMNED]
+
+
 def test_the_order_in_which_losses_are_told_does_not_matter() -> None:
     for order in (("bad", "good"), ("good", "bad")):
         gateway = Gateway()
