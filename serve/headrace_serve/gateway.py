@@ -52,6 +52,7 @@ class Gateway:
                     board=board.BOARD,
                     tell=self._link.tell,
                     clock=clock,
+                    is_only_gateway=self._settings.gateway.replicas == 1,
                 ),
             ),
             board=board.BOARD,

@@ -5,9 +5,10 @@ were together at the same two losses cannot be told apart, so they run one at a 
 until one of them loses a third engine by itself.
 
 Laws: a request is condemned only with two marks from different engines, and with two only if no
-other marked one was there at the second; one that was not the only suspect needs a third, at which
-no other twice-marked one was there. A loss that blames nobody marks nobody. An answer that came to
-its end takes all its marks away. Marks and verdicts end by themselves.
+other marked one was there at the second, as far as a gateway can know that; one that was not the
+only suspect needs a third, at which no other twice-marked one was there. A loss that blames nobody
+marks nobody. An answer that came to its end takes all its marks away. Marks and verdicts end by
+themselves.
 """
 
 from array import array
@@ -110,6 +111,7 @@ def lost(
     mark: Mark,
     *,
     present: Iterable[str],
+    sees_all: bool,
     poison_for_s: float,
 ) -> tuple[Suspects, Verdict]:
     """Take a blaming loss of one request.
@@ -119,6 +121,7 @@ def lost(
         fingerprint: The request.
         mark: Where it happened, and how.
         present: All requests that this engine works on, as far as this gateway gave them to it.
+        sees_all: Whether those are all there are: not if other gateways give it requests too.
         poison_for_s: How long marks and verdicts last.
     """
     suspects = _recent(suspects, mark.at_s, poison_for_s)
@@ -134,7 +137,7 @@ def lost(
         deaths={**suspects.deaths, mark.replica_id: death},
         marked={**suspects.marked, fingerprint: held},
     )
-    verdict = _verdict(fingerprint, len(held), death)
+    verdict = _verdict(fingerprint, len(held), death, sees_all=sees_all)
     if verdict is Verdict.CONDEMNED:
         sentence = Sentence(
             losses=tuple(f"replica {one.replica_id} {one.text}" for one in held),
@@ -144,9 +147,11 @@ def lost(
     return suspects, verdict
 
 
-def _verdict(fingerprint: str, marks: int, death: Death) -> Verdict:
+def _verdict(fingerprint: str, marks: int, death: Death, *, sees_all: bool) -> Verdict:
     if marks < 2:
         return Verdict.MOVES
+    if marks == 2 and not sees_all:
+        return Verdict.ALONE
     # At the second loss anybody with a mark may be it; at a later one only who has two.
     needed = 1 if marks == 2 else 2
     others = any(held >= needed for one, held in death.marks.items() if one != fingerprint)

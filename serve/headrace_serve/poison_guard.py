@@ -1,7 +1,8 @@
 """A gateway's guard against requests that engines die of: the shell around `poison`.
 
 It knows which requests each replica works on, as far as this gateway gave them to it. Requests of
-other gateways are not in its sight; what those have condemned comes with the controller's board.
+other gateways are not in its sight, so with several of them a second loss proves nothing yet; what
+those have condemned comes with the controller's board.
 """
 
 import asyncio
@@ -36,11 +37,19 @@ class PoisonGuard:
         board: What this process knows of the fleet.
         tell: Takes notices for the controller; returns at once.
         clock: Time source.
+        is_only_gateway: Whether all requests of the fleet go through here.
     """
 
     def __init__(
-        self, *, settings: FleetSettings, board: Board, tell: Callable[[Notice], None], clock: Clock
+        self,
+        *,
+        settings: FleetSettings,
+        board: Board,
+        tell: Callable[[Notice], None],
+        clock: Clock,
+        is_only_gateway: bool = True,
     ) -> None:
+        self._is_only_gateway = is_only_gateway
         self._settings = settings
         self._board = board
         self._tell = tell
@@ -135,6 +144,7 @@ class PoisonGuard:
             fingerprint,
             mark,
             present=present,
+            sees_all=self._is_only_gateway,
             poison_for_s=self._settings.poison_for_s,
         )
         if verdict is poison.Verdict.CONDEMNED:

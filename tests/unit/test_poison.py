@@ -21,7 +21,8 @@ LASTS_S = 3600.0
 class Gateway:
     """A gateway's suspects along its own time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sees_all: bool = True) -> None:
+        self.sees_all = sees_all
         self.suspects = Suspects()
         self.now_s = 1000.0
 
@@ -32,7 +33,12 @@ class Gateway:
     def loses(self, replica: str, request: str, *present: str) -> Verdict:
         mark = Mark(replica_id=replica, text="died", at_s=self.now_s)
         self.suspects, verdict = poison.lost(
-            self.suspects, request, mark, present=present, poison_for_s=LASTS_S
+            self.suspects,
+            request,
+            mark,
+            present=present,
+            sees_all=self.sees_all,
+            poison_for_s=LASTS_S,
         )
         return verdict
 
@@ -46,6 +52,14 @@ def test_the_only_marked_one_at_its_second_death_is_condemned_at_once() -> None:
     assert gateway.dies("b", "bad", "z") == [CONDEMNED, MOVES]
     assert gateway.refuses("bad")
     assert not any(gateway.refuses(one) for one in "xyz")
+
+
+def test_with_several_gateways_a_second_death_proves_nothing_yet() -> None:
+    """The culprit may be another gateway's request; it runs alone, and the third death tells."""
+    gateway = Gateway(sees_all=False)
+    gateway.dies("a", "bad")
+    assert gateway.dies("b", "bad") == [ALONE]
+    assert gateway.dies("c", "bad") == [CONDEMNED]
 
 
 def test_those_that_were_together_twice_run_alone_and_only_the_third_death_tells() -> None:
