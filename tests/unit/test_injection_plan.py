@@ -155,4 +155,4 @@ def test_faults_of_the_device_are_armed_apart_from_those_of_storage(tmp_path: Pa
     assert armed is not None
     assert armed.storage is None
     assert armed.device is not None
-    assert armed.teardown_s == 9
+    assert [one.takes_s for one in armed.teardowns] == [9]

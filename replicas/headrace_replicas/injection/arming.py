@@ -33,14 +33,14 @@ class Armament:
     Attributes:
         storage: Where experts are read from; None for the operating system's files.
         device: What stands before MLX; None when no fault is the device's.
-        teardown_s: Seconds that leaving in order takes longer.
+        teardowns: What makes leaving in order take longer.
         summary: The faults, for people.
         guests: Processes that seem to use the GPU.
     """
 
     storage: Storage | None
     device: FaultyDevice | None
-    teardown_s: float
+    teardowns: tuple[SlowTeardown, ...]
     summary: str
     guests: tuple[GpuNeighbour, ...] = ()
 
@@ -50,7 +50,8 @@ class Armament:
 
     def tear_down(self, progressed: Callable[[], object]) -> None:
         """Take the time that leaving takes; it progresses all the while."""
-        for _ in range(round(self.teardown_s / _TEARDOWN_STEP_S)):
+        takes_s = sum(one.takes_s for one in self.teardowns if one.is_there)
+        for _ in range(round(takes_s / _TEARDOWN_STEP_S)):
             time.sleep(_TEARDOWN_STEP_S)
             progressed()
 
@@ -88,13 +89,12 @@ def arm(
     of_device = [(n, one) for n, one in faults if isinstance(one, DeviceFault)]
     driver = Driver(Path(settings.state_dir), host, plan.forgiven_timeouts)
     faulty = FaultyDevice(of_device, seed=plan.seed, driver=driver, sleep=time.sleep)
-    there = [one for _, one in faults if one.is_there]
     return Armament(
         storage=FaultyStorage(SystemStorage(), of_storage, seed=plan.seed, clock=clock)
         if of_storage
         else None,
         device=faulty if of_device else None,
-        teardown_s=sum(one.takes_s for one in there if isinstance(one, SlowTeardown)),
+        teardowns=tuple(one for _, one in faults if isinstance(one, SlowTeardown)),
         summary=summary,
         guests=tuple(one for _, one in faults if isinstance(one, GpuNeighbour)),
     )
