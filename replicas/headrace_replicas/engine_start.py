@@ -37,7 +37,7 @@ from headrace_replicas.start_gate import (
     decide_memory,
     decide_start,
 )
-from headrace_replicas.watchdog_process import Watchdog, dump_stacks_to, spawn_watchdog
+from headrace_replicas.watchdog_process import Watchdog, dump_stacks_to
 
 # Who is held for longer gives up. Ray Serve tries again at once, so that this is its pause, too.
 _HELD_S: Final = 30.0
@@ -85,7 +85,7 @@ class EngineStart:
         recorder: Takes its notes.
         window: The host's faults.
         neighbours: Tells who else uses the GPU.
-        watchdog: The process that watches it.
+        watchdog: Watches it from a process of its own.
         report: What the controller was told of it.
     """
 
@@ -300,7 +300,7 @@ class _Gate:
                 place.state_dir, place.host, length_s=place.settings.timeout_window_s
             ),
             neighbours=neighbours_here(self._clock),
-            watchdog=spawn_watchdog(recorder.path, place.settings),
+            watchdog=Watchdog(recorder.path, place.settings),
             report=self._usable(claim, recorder.predecessor),
             _starts=starts,
         )

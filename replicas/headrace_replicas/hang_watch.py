@@ -188,6 +188,7 @@ def _allowed_s(state: WatchState, now_s: float, limits: HangLimits, *, idle: boo
     if idle:
         return max(limits.floor_s, _GAPS * state.beat_gap.faded(now_s))
     gap = state.gaps.get(state.reading.phase)
-    if gap is None:
-        return max(limits.floor_s, limits.first_s)
-    return max(limits.floor_s, _GAPS * gap.faded(now_s))
+    learned_s = 0.0 if gap is None else _GAPS * gap.faded(now_s)
+    # What a load does it does for the first time, from one part to the next.
+    is_first = gap is None or state.reading.phase == "load"
+    return max(limits.floor_s, learned_s, limits.first_s if is_first else 0.0)

@@ -1,17 +1,23 @@
-"""Starts the watchdog of this process."""
+"""Starts the watchdog of this process, and keeps it."""
 
 import faulthandler
+import logging
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from typing import Final
 
 from headrace_replicas.contract.settings import FaultSettings
 from headrace_replicas.last_words import stacks_path
 from headrace_replicas.watchdog import STACKS_SIGNAL
 
-Watchdog = subprocess.Popen[bytes]
-"""The process, as who started it holds it."""
+log = logging.getLogger("ray.serve.headrace.watchdog_process")
+
+# A watchdog that cannot live is tried again this often, and no more.
+_AGAIN_S: Final = 5.0
 
 
 def dump_stacks_to(folder: Path, generation: int) -> None:
@@ -36,7 +42,43 @@ def dump_stacks_to(folder: Path, generation: int) -> None:
     faulthandler.enable(file=descriptor, all_threads=True)
 
 
-def spawn_watchdog(file: Path, settings: FaultSettings) -> Watchdog:
+class Watchdog:
+    """The watchdog of this process; one that is killed is followed by another.
+
+    Args:
+        file: The flight record.
+        settings: The limits.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self, file: Path, settings: FaultSettings) -> None:
+        self._file = file
+        self._settings = settings
+        self._process = spawn_watchdog(file, settings)
+        # Waits in the kernel for as long as the watchdog lives.
+        self._keeper = threading.Thread(target=self._keep, name="headrace-watchdog", daemon=True)
+        self._keeper.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the watchdog's process."""
+        return self._process.pid
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended in order: nothing is left to watch."""
+        self._keeper.join(timeout_s)
+        return not self._keeper.is_alive()
+
+    def _keep(self) -> None:
+        while (status := self._process.wait()) != 0:
+            log.error("the watchdog ended with %d; the engine is not watched for now", status)
+            time.sleep(_AGAIN_S)
+            self._process = spawn_watchdog(self._file, self._settings)
+
+
+def spawn_watchdog(file: Path, settings: FaultSettings) -> "subprocess.Popen[bytes]":
     """Start a process that watches this one through its flight record.
 
     Args:

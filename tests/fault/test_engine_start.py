@@ -6,6 +6,7 @@ that a quarter of an hour passes at once.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from headrace_replicas.engine_start import EngineStart, StartPlace, begin_start
 from headrace_replicas.host_files import QuarantineFile
 from headrace_replicas.host_record import StartsFile
 from headrace_replicas.start_gate import MemoryReading
+from tests.support.waiting import comes_true
 
 SETTINGS = FaultSettings(back_off_s=2.0, breaker_hold_s=900.0, memory_wait_s=120.0)
 GIB = 2**30
@@ -135,7 +137,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 def end(start: EngineStart) -> None:
     """End an engine that was started in this process, in order."""
     start.recorder.ended("the test is over", 0)
-    start.watchdog.wait(60)
+    assert start.watchdog.wait(60)
     start.recorder.close()
     os.close(start.claim.lock_fd)
 
@@ -146,6 +148,15 @@ def test_a_first_start_waits_for_nothing_and_says_so(host: Host) -> None:
     assert (start.claim.device, start.claim.generation) == (0, 1)
     assert start.origin.predecessor == ""
     assert [(one.state, one.generation) for one in host.told] == [(HostState.USABLE, 1)]
+    end(start)
+
+
+def test_a_watchdog_that_is_killed_is_followed_by_another(host: Host) -> None:
+    start = host.start()
+    first = start.watchdog.pid
+    os.kill(first, signal.SIGKILL)
+    assert comes_true(lambda: start.watchdog.pid != first)
+    os.kill(start.watchdog.pid, 0)
     end(start)
 
 

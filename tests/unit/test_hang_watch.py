@@ -104,6 +104,15 @@ def test_a_busy_phase_that_has_progressed_gets_the_floor() -> None:
     assert not engine.killed.stopped
 
 
+def test_a_load_keeps_the_long_limit_after_its_weights_came_fast() -> None:
+    """What follows them, kernels that are compiled, is slow in another way."""
+    engine = Played().enter("load").run(30, mark_every_s=0.1).run(115)
+    assert engine.killed is None
+    engine.run(20)
+    assert engine.killed is not None
+    assert engine.killed.phase == "load"
+
+
 def test_long_gaps_are_learned_each_phase_for_itself() -> None:
     engine = Played().enter("prefill").run(100, mark_every_s=6)
     engine.enter("decode").run(20, mark_every_s=0.1)

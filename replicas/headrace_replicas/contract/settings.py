@@ -243,7 +243,8 @@ class FaultSettings(Section):
     )
     hang_first_s: Seconds = Field(
         default=120.0,
-        description="The same before any progress was seen: the first step compiles its kernels.",
+        description="The same before any progress was seen, and in all of a load: first steps "
+        "compile kernels.",
     )
     hang_reading_s: Seconds = Field(
         default=300.0,
