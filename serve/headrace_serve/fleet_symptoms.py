@@ -39,6 +39,8 @@ def symptom(replica: Replica, cause: Cause, text: str, moment: Moment) -> Replic
     else:
         explained = _with_trouble(incident, _storage_trouble(replica, at_s), text, at_s)
         changed = incidents.reopen(explained, cause=cause, text=text, at_s=at_s)
+    if cause is Cause.REPLICA_DIED:
+        changed = incidents.refine(changed, cause=cause, at_s=at_s)
     return replace(replica, incident=changed)
 
 

@@ -105,8 +105,13 @@ def holds(incident: Incident, text: str) -> bool:
 
 
 def refine(incident: Incident, *, cause: Cause, at_s: float) -> Incident:
-    """The record with a more precise cause; one that is precise already keeps its own."""
-    if incident.cause is cause or cause in _VAGUE or incident.cause not in _VAGUE:
+    """The record with a more precise cause; one that is precise already keeps its own.
+
+    A death says more than that nobody answered before it was known.
+    """
+    found_dead = incident.cause is Cause.CANARY_TIMEOUT and cause is Cause.REPLICA_DIED
+    precise = cause not in _VAGUE and incident.cause in _VAGUE
+    if incident.cause is cause or not (precise or found_dead):
         return incident
     return _noted(
         replace(incident, cause=cause), at_s, f"the cause is {cause}, not {incident.cause}"

@@ -16,7 +16,7 @@ from typing import Any, Final
 import psutil
 
 from tests.e2e.fault_scenarios import NEIGHBOUR, Scenario
-from tests.e2e.faulty_fleet import ENGINES, STREAMS, FaultyFleet, Row, judged, lives
+from tests.e2e.faulty_fleet import ENGINES, STREAMS, FaultyFleet, Row, first_sign_s, judged, lives
 from tests.support.stack import StreamedAnswer
 
 LONG_PREFILL: Final = Scenario(
@@ -244,7 +244,7 @@ def _row(
         total=len(answers),
         moved=moved,
         pause_s=max((one.worst_gap_s for one in answers), default=0.0),
-        detect_s=None if incident is None else incident["opened_s"] - said,
+        detect_s=None if incident is None else (first_sign_s(incident, said) or said) - said,
         settled_s=settled_s,
         cause="-" if incident is None else incident["cause"],
         complaints=tuple(complaints),

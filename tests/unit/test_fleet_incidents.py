@@ -196,3 +196,12 @@ def test_a_replica_that_leaves_unasked_is_an_incident() -> None:
     fleet_.make_ready("a")
     fleet_.says("a", state=ReplicaState.STOPPING)
     assert only(fleet_).cause is Cause.ENGINE_FAULT
+
+
+def test_a_replica_that_nobody_could_ask_because_it_was_dead_died() -> None:
+    fleet_ = Fleet()
+    fleet_.make_ready("a", "b")
+    fleet_.no_answer("a", timed_out=False)
+    fleet_.members("b")
+    [incident] = fleet_.incidents.values()
+    assert incident.cause is Cause.REPLICA_DIED

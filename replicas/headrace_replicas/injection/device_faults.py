@@ -10,7 +10,6 @@ by an operation that fails there.
 import ctypes
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -197,11 +196,9 @@ class FaultyDevice:
 
 
 def _abort(text: str) -> NoReturn:
-    sys.stderr.write(
-        "libc++abi: terminating due to uncaught exception of type std::runtime_error: " + text
-    )
-    sys.stderr.write("\n")
-    sys.stderr.flush()
+    line = f"libc++abi: terminating due to uncaught exception of type std::runtime_error: {text}\n"
+    # As C++ does: whatever Python has put in the place of its own stderr, it does not pass there.
+    os.write(2, line.encode())
     os.abort()
 
 
