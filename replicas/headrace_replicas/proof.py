@@ -125,11 +125,15 @@ class Prover:
     async def _works(self) -> bool:
         """Wait for the next progress of a busy engine; False when it has nothing to do any more.
 
+        The end of another probe is no work.
+
         Raises:
             EngineFaultError: The engine has ended.
         """
         engine_steps = self._engine.status.engine_steps
-        while self._engine.status.running:
+        if not self._engine.status.serving:
+            return False
+        while self._engine.status.serving:
             if self._engine.status.engine_steps != engine_steps:
                 return True
             if self._engine.status.fault is not None:

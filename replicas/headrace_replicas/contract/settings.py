@@ -237,9 +237,10 @@ class FaultSettings(Section):
         "traces show them 36 and 85 minutes apart.",
     )
     hang_floor_s: Seconds = Field(
-        default=10.0,
+        default=30.0,
         description="A busy engine without progress for this long, or for five times the longest "
-        "pause it is known for if that is longer, is killed by its watchdog.",
+        "pause it is known for if that is longer, is killed by its watchdog. Its requests have "
+        "moved long before; a prefill chunk of a large model may take ten seconds.",
     )
     hang_first_s: Seconds = Field(
         default=120.0,

@@ -18,6 +18,7 @@ class EngineLoad:
     Attributes:
         running: Requests in prefill or decode.
         waiting: Requests taken and not yet started.
+        serving: Those that run and are no probes.
         outstanding_tokens: Upper bound of tokens to prefill and to generate.
         step_rate: Output tokens a second, smoothed over busy steps.
         engine_steps: Marks of progress since the start: steps, and arrivals of experts inside one.
@@ -28,6 +29,7 @@ class EngineLoad:
 
     running: int = 0
     waiting: int = 0
+    serving: int = 0
     outstanding_tokens: int = 0
     step_rate: float = 0.0
     engine_steps: int = 0

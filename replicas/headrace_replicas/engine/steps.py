@@ -384,11 +384,12 @@ class Engine:
     def _note(self, generated: Any, step_s: float = 0.0) -> None:
         """Publish what the engine is doing; `step_s` > 0 says that a step has finished."""
         outputs = self._outputs.values()
-        waiting = sum(1 for o in outputs if not o.prefill_done_tokens)
+        started = [output for output in outputs if output.prefill_done_tokens]
         status = replace(
             self._status,
-            running=len(outputs) - waiting,
-            waiting=waiting,
+            running=len(started),
+            waiting=len(outputs) - len(started),
+            serving=sum(not output.request.is_probe for output in started),
             outstanding_tokens=sum(output.outstanding_tokens for output in outputs),
             faults=self._faults.standing,
         )

@@ -113,7 +113,7 @@ class ExpertStream:
         counters: Shared by all layers of the model.
         unfinished: Shared by all layers of the model.
         clock: Time source.
-        on_progress: Called whenever bytes have arrived.
+        on_progress: Called at each call of the layer and whenever bytes have arrived.
         note_uses: Called once for each call of the layer, with the distinct experts that it needs.
 
     Attributes:
@@ -201,6 +201,8 @@ class ExpertStream:
         Raises:
             ExpertReadError: An expert's bytes could not be read.
         """
+        # Each layer is a mark, so that a long chunk of a large model is seen to move on.
+        self._on_progress()
         if self.speculating:
             self._unfinished.wait()
             return self._with_what_is_there(forward, x, indices)
