@@ -111,10 +111,12 @@ class Stack:
     Attributes:
         endpoint: Base URL of the gateway.
         node: The Ray node; it knows which processes are its own.
+        settings: What was deployed at first.
     """
 
     endpoint: str
     node: LocalNode
+    settings: Settings
 
     def body(self, prompt: str, **fields: Any) -> dict[str, Any]:
         """A chat request, sampled at temperature 0.8 with a seed unless `fields` say otherwise."""
@@ -178,6 +180,13 @@ class Stack:
         if not comes_true(enough, patience_s=READY_S, every_s=_POLL_S):
             raise AssertionError(f"not {count} ready replicas: {self.replicas()}")
 
+    def deploy(self, **sections: Mapping[str, Any]) -> None:
+        """Deploy again, with settings that differ by section."""
+        given = self.settings.model_dump()
+        for name, section in sections.items():
+            given[name] = {**given[name], **section}
+        self.node.deploy(render(Settings.model_validate(given)), _quiet)
+
     @classmethod
     @contextmanager
     def running(cls, state_dir: Path, **sections: Mapping[str, Any]) -> Iterator[Self]:
@@ -205,7 +214,7 @@ class Stack:
             node.start(_quiet)
             node.deploy(render(settings), _quiet)
             node.wait_ready(_quiet, READY_S)
-            stack = cls(node.endpoint, node)
+            stack = cls(node.endpoint, node, settings)
             stack.wait_for_ready(metal)
             yield stack
 

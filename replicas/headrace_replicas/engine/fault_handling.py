@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.faults import FaultKind, FaultReport
 from headrace_replicas.contract.flight import FlightRecorder, Phase
-from headrace_replicas.faults import POLICIES, FaultAnswer, careful_chunk_tokens, classify
+from headrace_replicas.faults import FaultAnswer, careful_chunk_tokens, classify
 
 EXIT_STATUS: Final = 70
 """A process ends with this after a terminal fault (EX_SOFTWARE of sysexits.h)."""
@@ -149,5 +149,4 @@ class FaultHandler:
 
 def is_of_device(error: BaseException) -> bool:
     """Whether an error is the device's or the driver's, and not a wrong checkpoint or setting."""
-    kind = classify(str(error))
-    return kind is not FaultKind.OTHER and kind in POLICIES
+    return classify(str(error)) is not FaultKind.OTHER
