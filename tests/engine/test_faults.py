@@ -216,7 +216,7 @@ def test_nonsense_is_no_token(
     words: str,
 ) -> None:
     right = ask(engine, two_stories[0]).wait().ids
-    with faulty_device(tmp_path, WrongOutput(form=form, once_exists=now)):
+    with faulty_device(tmp_path, WrongOutput(form=form, times=4, once_exists=now)):
         answer = ask(engine, two_stories[0])
         answer.next()
         now.touch()

@@ -33,6 +33,7 @@ log = logging.getLogger("ray.serve.headrace.injection")
 
 _FUNCTIONS: Final = ("eval", "async_eval", "synchronize", "clear_cache")
 _METHODS: Final = ("item", "tolist")
+_COMPUTING: Final = ("eval", "async_eval")
 # Strikes of a fault that are logged one by one.
 _TOLD: Final = 20
 
@@ -107,7 +108,7 @@ class FaultyDevice:
             for name in names:
                 original = getattr(owner, name)
                 self._originals.append((owner, name, original))
-                setattr(owner, name, self._guarded(original))
+                setattr(owner, name, self._guarded(original, computes=name in _COMPUTING))
 
     def step_aside(self) -> None:
         """Give MLX its functions back."""
@@ -115,30 +116,35 @@ class FaultyDevice:
             owner, name, original = self._originals.pop()
             setattr(owner, name, original)
 
-    def _guarded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _guarded(self, original: Callable[..., Any], *, computes: bool) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            self._before(args)
+            self._before(args, computes=computes)
             return original(*args, **options)
 
         return call
 
-    def _before(self, arguments: Sequence[Any]) -> None:
+    def _before(self, arguments: Sequence[Any], *, computes: bool) -> None:
         if self._is_ignored:
             self._fail(words_of("submissions_ignored"))
         if self._late:
             text, self._late = self._late, ""
             self._fail(text)
-        for armed, number in self._struck():
+        for armed, number in self._struck(computes=computes):
             if number <= _TOLD:
                 log.warning("injected: %s", armed.fault)
             self._suffer(armed.fault, arguments)
 
-    def _struck(self) -> list[tuple[_Armed, int]]:
-        """The faults that strike this call, and how many times each has struck by now."""
+    def _struck(self, *, computes: bool) -> list[tuple[_Armed, int]]:
+        """The faults that strike this call, and how many times each has struck by now.
+
+        A call that only reads what is there already has no output that could be wrong.
+        """
         found: list[tuple[_Armed, int]] = []
         with self._lock:
             for armed in self._faults:
                 if not armed.fault.is_there:
+                    continue
+                if isinstance(armed.fault, WrongOutput) and not computes:
                     continue
                 draw = draw_of(self._seed, armed.number, armed.count.occasions + 1)
                 armed.count, struck = strike(armed.fault, armed.count, draw=draw)
