@@ -14,6 +14,8 @@ from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import HostBusyError
 
 _POLL_S = 0.1
+# The flight record has room for a number of 32 bits.
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,5 +122,7 @@ def _count_up(path: Path) -> int:
 
 
 def _count(path: Path) -> int:
-    text = path.read_text() if path.exists() else ""
-    return int(text) if text.strip().isdigit() else 0
+    """The number in a file; 0 where there is none that a counter can have come to."""
+    text = path.read_bytes().strip() if path.exists() else b""
+    is_number = text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if is_number else 0

@@ -1,6 +1,7 @@
 """What is kept of a whole host: its quarantine, and its faults, over all engines."""
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +11,8 @@ from headrace_replicas.contract.faults import FaultKind
 from headrace_replicas.engine.durable_files import write_whole
 from headrace_replicas.faults import FaultWindow
 from headrace_replicas.json_lines import JsonLines
+
+log = logging.getLogger("ray.serve.headrace.host_files")
 
 
 def host_folder(state_dir: Path, host: str) -> Path:
@@ -81,7 +84,7 @@ class QuarantineFile:
                 until_s=None if until_s is None else float(until_s),
                 boot_id=str(record["boot_id"]),
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
 
@@ -97,24 +100,29 @@ class FaultWindowFile:
     def __init__(self, state_dir: Path, host: str, *, length_s: float) -> None:
         self._lines = JsonLines(path=host_folder(state_dir, host) / "faults.jsonl")
         self._length_s = length_s
+        self._unwritten: tuple[tuple[FaultKind, float], ...] = ()
 
     def add(self, kind: FaultKind, at_s: float) -> FaultWindow:
         """Note a fault; the window with it, when the disk has it.
 
-        Raises:
-            OSError: It could not be written.
+        What the disk does not take counts in this process alone: an engine must come to its answer
+        to a fault all the same.
         """
-        self._lines.append({"kind": kind.value, "at_s": at_s})
+        try:
+            self._lines.append({"kind": kind.value, "at_s": at_s})
+        except OSError as error:
+            log.error("a fault of this host is not on record: %s", error)  # noqa: TRY400
+            self._unwritten = (*self._unwritten, (kind, at_s))
         return self.read()
 
     def read(self) -> FaultWindow:
         """All faults that are on record; the window itself counts those that are recent enough."""
-        faults = sorted(self._faults(), key=lambda pair: pair[1])
+        faults = sorted([*self._faults(), *self._unwritten], key=lambda pair: pair[1])
         return FaultWindow(faults=tuple(faults), length_s=self._length_s)
 
     def _faults(self) -> Iterator[tuple[FaultKind, float]]:
         for record in self._lines.read():
             try:
                 yield FaultKind(record["kind"]), float(record["at_s"])
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 continue

@@ -148,7 +148,7 @@ def history_in(events: Iterable[Mapping[str, Any]]) -> tuple[PastStart, ...]:
     for event in events:
         try:
             _take(starts, event)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue
     return tuple(starts[-_SHOWN_STARTS:])
 

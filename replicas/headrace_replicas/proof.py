@@ -18,6 +18,7 @@ from headrace_replicas.canary import (
 )
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import CheckpointError, EngineFaultError, ExpertReadError
+from headrace_replicas.contract.faults import NEVER_BEGUN
 from headrace_replicas.contract.fleet import ProbeKind, ProbeResult
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.engine.loading import LoadedModel
@@ -93,7 +94,9 @@ class Prover:
         while self._trusted_faults != self._engine.status.faults.count:
             result = await self.prove("self", exact=True)
             if not result.passed:
-                raise EngineFaultError(f"after a fault, its canary failed: {result.detail}")
+                raise EngineFaultError(
+                    f"{NEVER_BEGUN}: after a fault, its canary failed: {result.detail}"
+                )
 
     async def prove(self, kind: ProbeKind, *, exact: bool = False) -> ProbeResult:
         """A verdict: by real progress when busy, else by the canary.

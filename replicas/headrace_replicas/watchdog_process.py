@@ -75,7 +75,11 @@ class Watchdog:
         while (status := self._process.wait()) != 0:
             log.error("the watchdog ended with %d; the engine is not watched for now", status)
             time.sleep(_AGAIN_S)
-            self._process = spawn_watchdog(self._file, self._settings)
+            try:
+                self._process = spawn_watchdog(self._file, self._settings)
+            except OSError as error:
+                # The one that ended is waited for again, which returns at once.
+                log.error("the watchdog cannot be started: %s", error)  # noqa: TRY400
 
 
 def spawn_watchdog(file: Path, settings: FaultSettings) -> "subprocess.Popen[bytes]":

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,7 +141,7 @@ def _states_in(file: Path) -> Iterator[Incident]:
         for line in log:
             try:
                 yield incident_of(json.loads(line))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 continue
 
 
@@ -148,9 +149,11 @@ def incident_of(record: Mapping[str, Any]) -> Incident:
     """An incident from its JSON form.
 
     Raises:
-        ValueError, KeyError, TypeError: The record is not an incident.
+        ValueError, KeyError, TypeError, OverflowError: The record is not an incident.
     """
     fields = dict(record)
+    if not isinstance(fields["id"], str) or not isfinite(fields["opened_s"]):
+        raise ValueError(f"no incident has this id and time: {fields['id']}, {fields['opened_s']}")
     fields["cause"] = Cause(fields["cause"])
     fields["evidence"] = tuple(fields["evidence"])
     fields["timeline"] = tuple((float(at_s), str(what)) for at_s, what in fields["timeline"])

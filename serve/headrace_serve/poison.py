@@ -4,13 +4,15 @@ A request is marked when an engine is lost under it in a way that may be its fau
 were together at the same two losses cannot be told apart, so they run one at a time after that,
 until one of them loses a third engine by itself.
 
-Laws: a request is condemned only with two marks from different engines, and with two only if no
+Laws: a request is condemned only with two marks from different engines, the second of which got it
+after the first was lost, and with two only if no
 other marked one was there at the second, as far as a gateway can know that; one that was not the
 only suspect needs a third, at which no other twice-marked one was there. A loss that blames nobody
 marks nobody. An answer that came to its end takes all its marks away. Marks and verdicts end by
 themselves.
 """
 
+import math
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Final
 
+from headrace_replicas.contract.faults import NEVER_BEGUN, STOPPED
 from headrace_replicas.contract.fleet import AttemptFailure
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.faults import POLICIES, classify
@@ -46,8 +49,11 @@ def blames(failure: AttemptFailure | None, raw_text: str) -> bool:
     """Whether a lost attempt may be its request's fault.
 
     A death mostly comes without words. Where there are some, and they name a fault that is the
-    driver's or a neighbour's, they count.
+    driver's or a neighbour's, they count. An engine that was stopped, or that had not begun with
+    the request, blames nobody.
     """
+    if raw_text.startswith((STOPPED, NEVER_BEGUN)):
+        return False
     return failure in _BLAMING and POLICIES[classify(raw_text)].blames_request
 
 
@@ -65,11 +71,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One blaming loss that a request was there at."""
+    """One blaming loss that a request was there at.
+
+    Attributes:
+        began_s: When that engine got the request; by default after all other losses.
+    """
 
     replica_id: str
     text: str
     at_s: float
+    began_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +141,18 @@ def lost(
         counts = {one: len(suspects.marked.get(one, ())) for one in {*present, fingerprint}}
         death = Death(marks=counts, at_s=mark.at_s)
     held = suspects.marked.get(fingerprint, ())
-    if all(one.replica_id != mark.replica_id for one in held):
+    # Several clients may send the same prompt, and one may want several answers to it. What ran
+    # side by side and is lost together, as with a host, is one loss.
+    beside = any(mark.began_s < one.at_s for one in held)
+    if not beside and all(one.replica_id != mark.replica_id for one in held):
         held = (*held, mark)
     suspects = replace(
         suspects,
         deaths={**suspects.deaths, mark.replica_id: death},
         marked={**suspects.marked, fingerprint: held},
     )
+    if beside:
+        return suspects, Verdict.MOVES if len(held) < 2 else Verdict.ALONE
     verdict = _verdict(fingerprint, len(held), death, sees_all=sees_all)
     if verdict is Verdict.CONDEMNED:
         sentence = Sentence(

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.errors import DeadlineExceededError, PoisonRequestError
@@ -27,6 +27,14 @@ from headrace_serve.board import AttemptKey, Board, attempt_key
 _TEXT_CHARS: Final = 300
 # These end because they were told to: nobody's request is to blame.
 _TOLD_TO_GO: Final = (ReplicaState.DRAINING, ReplicaState.STOPPING)
+
+
+class _Seat(NamedTuple):
+    """An attempt's place at a replica."""
+
+    fingerprint: str
+    replica_id: str
+    since_s: float
 
 
 class PoisonGuard:
@@ -55,7 +63,7 @@ class PoisonGuard:
         self._tell = tell
         self._clock = clock
         self._suspects = poison.Suspects()
-        self._seats: dict[AttemptKey, tuple[str, str]] = {}
+        self._seats: dict[AttemptKey, _Seat] = {}
         self._lane = asyncio.Lock()
 
     def check(self, fingerprint: str) -> None:
@@ -111,7 +119,7 @@ class PoisonGuard:
 
     def seated(self, request: GenerateRequest, fingerprint: str, replica_id: str) -> None:
         """Note that a replica works on an attempt; `left` ends that."""
-        self._seats[attempt_key(request)] = (fingerprint, replica_id)
+        self._seats[attempt_key(request)] = _Seat(fingerprint, replica_id, self._clock.now_s())
 
     def left(self, request: GenerateRequest) -> None:
         """Note that an attempt has ended and, if it was lost, `lost` was told."""
@@ -133,12 +141,14 @@ class PoisonGuard:
         if not poison.blames(failure, raw_text) or self._told_to_go(replica_id):
             return
         now_s = self._clock.now_s()
+        seat = self._seats.get(attempt_key(request))
         mark = poison.Mark(
             replica_id=replica_id,
             text=f"{failure} under it: {raw_text[:_TEXT_CHARS] or 'no words'}",
             at_s=now_s,
+            began_s=now_s if seat is None else seat.since_s,
         )
-        present = [name for name, where in self._seats.values() if where == replica_id]
+        present = [one.fingerprint for one in self._seats.values() if one.replica_id == replica_id]
         self._suspects, verdict = poison.lost(
             self._suspects,
             fingerprint,

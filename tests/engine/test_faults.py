@@ -17,8 +17,10 @@ from headrace_replicas.contract.errors import EngineFaultError
 from headrace_replicas.contract.faults import FaultKind, FaultReport
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.contract.settings import EngineSettings
+from headrace_replicas.engine import steps
 from headrace_replicas.engine.checkpoint import Checkpoint
 from headrace_replicas.engine.fault_handling import EXIT_STATUS
+from headrace_replicas.engine.sampling import logits_processors
 from headrace_replicas.engine.steps import Engine
 from headrace_replicas.faults import FaultAnswer, FaultWindow, decide
 from headrace_replicas.injection.device_faults import words_of
@@ -238,6 +240,120 @@ def test_after_memory_ran_out_fewer_run_at_a_time(
         seen = max(seen, engine.status.running)
     assert seen == 1
     assert all(one.wait().last.finish_reason for one in answers)
+
+
+def test_after_a_while_as_many_run_at_a_time_as_before(
+    engine: Engine,
+    two_stories: list[GenerateRequest],
+    now: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace_replicas.engine.fault_handling._GROWS_AFTER_S", 0.0)
+    with faulty_device(tmp_path, DeviceError(error="out_of_memory", times=1, once_exists=now)):
+        fail_both(engine, two_stories, now, match="Insufficient Memory")
+    assert engine.status.faults.admitted == 1
+    answers = [ask(engine, one) for one in two_stories]
+    seen = 0
+    while not all(one.is_over for one in answers):
+        seen = max(seen, engine.status.running)
+    assert seen == 2
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: str, *, times: int) -> None:
+    """Have requests fail so often where the generator takes them, before any step."""
+    left = [words_of(error)] * times  # type: ignore[arg-type]  # the test's own names
+
+    def processors(request: GenerateRequest, vocabulary: int) -> Any:
+        if left:
+            raise RuntimeError(left.pop())
+        return logits_processors(request, vocabulary)
+
+    monkeypatch.setattr(steps, "logits_processors", processors)
+
+
+def test_a_fault_while_a_request_is_taken_is_heard_and_judged(
+    engine: Engine,
+    notes: Notes,
+    two_stories: list[GenerateRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = ask(engine, two_stories[0]).wait().ids
+    running = ask(engine, two_stories[1])
+    running.next()
+    failing(monkeypatch, "timeout", times=1)
+    taken = ask(engine, two_stories[0])
+    for answer in (taken, running):
+        with pytest.raises(EngineFaultError, match="Caused GPU Timeout Error"):
+            answer.wait()
+    assert [report.kind for report in notes.reports] == [FaultKind.TIMEOUT]
+    assert ask(engine, two_stories[0]).wait().ids == right
+
+
+def test_a_terminal_fault_while_a_request_is_taken_ends_the_process(
+    engine: Engine,
+    notes: Notes,
+    two_stories: list[GenerateRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failing(monkeypatch, "submissions_ignored", times=1)
+    ask(engine, two_stories[0])
+    assert comes_true(lambda: not engine.is_alive)
+    assert notes.how is not None
+    assert notes.how[1] == EXIT_STATUS
+
+
+@pytest.mark.parametrize("error", ["submissions_ignored", "timeout"])
+def test_a_fault_on_the_way_back_from_a_fault_is_judged_too(
+    engine: Engine,
+    notes: Notes,
+    two_stories: list[GenerateRequest],
+    now: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Any,
+) -> None:
+    def clearing_fails() -> None:
+        raise RuntimeError(words_of(error))
+
+    monkeypatch.setattr(steps, "give_back_freed_memory", clearing_fails)
+    with faulty_device(tmp_path, DeviceError(error="out_of_memory", times=1, once_exists=now)):
+        fail_both(engine, two_stories, now, match="Insufficient Memory")
+        assert comes_true(lambda: not engine.is_alive)
+    assert [report.kind for report in notes.reports] == [FaultKind.OUT_OF_MEMORY, FaultKind(error)]
+    ends_its_process = error == "submissions_ignored"
+    assert (notes.how is not None) == ends_its_process
+    assert (engine.status.fault is None) == ends_its_process
+
+
+def test_a_load_whose_fault_cannot_be_judged_still_ends(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else whoever waits for the load waits for ever."""
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+
+    def load() -> Any:
+        raise RuntimeError(words_of("timeout"))
+
+    def judge(_report: FaultReport) -> FaultAnswer:
+        raise OSError("no space left on the device")
+
+    loading = Engine(
+        load=load,
+        settings=EngineSettings(device="cpu"),
+        clock=SystemClock(),
+        judge=judge,
+        recorder=notes,
+        end_process=end_process,
+    )
+    with pytest.raises(RuntimeError, match="Caused GPU Timeout Error"):
+        loading.start()
+
+
+def test_what_is_done_between_steps_is_watched_as_a_load_is(engine: Engine, notes: Notes) -> None:
+    seen: list[Any] = []
+    engine.between_steps(lambda: seen.append(notes.phases[-1]))
+    assert seen == ["load"]
 
 
 def test_what_an_engine_does_is_noted(

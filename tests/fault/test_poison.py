@@ -110,6 +110,23 @@ def test_a_replica_that_was_told_to_go_blames_nobody() -> None:
     assert found(scene) == []
 
 
+def test_two_clients_with_one_prompt_on_two_engines_of_a_host_that_goes_down() -> None:
+    """The engines are lost together, and the prompt has nothing to do with it."""
+    scene = Scene(by_attempt(Fault(kind="die", at=2)), guarded=True, names="ab")
+    results = [Outcome(), Outcome()]
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number, result in enumerate(results):
+                one = request(request_id=f"q{number}", seed=number)
+                group.create_task(outcome(scene, one, result))
+
+    run(main())
+    assert sorted(scene.holders[:2]) == ["a", "b"]
+    assert [result.error for result in results] == [None, None]
+    assert found(scene) == []
+
+
 def test_an_answer_that_ends_well_clears_its_request() -> None:
     """One death for each of many runs of the same prompt is not the prompt's."""
     scene = Scene(by_attempt(Fault(kind="die", at=2)), guarded=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace_replicas import watchdog_process
 from headrace_replicas.last_words import NAME, LastWords, read_last_words, stacks_path
 from tests.support.waiting import comes_true
 from tests.support.watched_process import LIMITS
@@ -144,6 +145,39 @@ def test_a_watchdog_without_a_subject_says_so(tmp_path: Path) -> None:
     done = subprocess.run(arguments, check=False, capture_output=True, text=True)
     assert done.returncode == 2
     assert "nothing to watch" in done.stderr
+
+
+class Ended:
+    """A watchdog's process that has ended.
+
+    Args:
+        status: Its exit status.
+    """
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+
+    def wait(self) -> int:
+        return self._status
+
+
+def test_a_watchdog_that_cannot_be_started_again_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the engine would never be watched again, and nobody would know."""
+    outcomes: list[Ended | OSError] = [Ended(1), OSError("no more processes"), Ended(0)]
+
+    def spawn(_file: Path, _settings: object) -> Ended:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(watchdog_process, "spawn_watchdog", spawn)
+    monkeypatch.setattr(watchdog_process, "_AGAIN_S", 0.0)
+    watchdog = watchdog_process.Watchdog(tmp_path / NAME, LIMITS)
+    assert watchdog.wait(PATIENCE_S)
+    assert outcomes == []
 
 
 def foreign_modules(program: str) -> set[str]:

@@ -30,10 +30,11 @@ def test_the_generation_rises_with_every_start(tmp_path: Path) -> None:
     assert generations == [1, 2, 3]
 
 
-def test_a_damaged_counter_starts_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [b"no number", b"\xff\xfe", "²".encode(), b"9" * 20, b""])
+def test_a_damaged_counter_starts_again(tmp_path: Path, damage: bytes) -> None:
     folder = device_folder(tmp_path, "h", 0)
     folder.mkdir(parents=True)
-    (folder / "generation").write_text("no number")
+    (folder / "generation").write_bytes(damage)
     assert claim_device(tmp_path, "h", devices=1, wait_s=0, clock=CLOCK).generation == 1
 
 

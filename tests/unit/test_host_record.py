@@ -245,3 +245,31 @@ def test_the_history_is_bounded() -> None:
     history = history_in(events)
     assert len(history) == 64
     assert history[-1].generation == 499
+
+
+def test_what_a_full_disk_does_not_take_counts_in_its_process(tmp_path: Path) -> None:
+    """An engine must come to its answer to a fault, whatever its disk says."""
+    (tmp_path / "hosts").write_text("in the way of the folder")
+    window = FaultWindowFile(tmp_path, "h", length_s=100.0)
+    window.add(FaultKind.OUT_OF_MEMORY, 1.0)
+    assert window.add(FaultKind.OUT_OF_MEMORY, 2.0).count([FaultKind.OUT_OF_MEMORY], 2.0) == 2
+    assert FaultWindowFile(tmp_path, "h", length_s=100.0).read().faults == ()
+
+
+@pytest.mark.parametrize("number", ["1e999", "1" + "0" * 400])
+def test_numbers_beyond_all_bounds_are_passed_over(tmp_path: Path, number: str) -> None:
+    folder = tmp_path / "hosts" / "h"
+    starts = StartsFile(folder)
+    starts.started(start())
+    with (folder / "starts.jsonl").open("a") as file:
+        file.write(f'{{"event": "held", "generation": 1, "held_bytes": {number}}}\n')
+        file.write(f'{{"event": "stranded", "generation": 1, "stranded_s": {number}}}\n')
+    assert [one.held_bytes for one in starts.history()] == [0 if "e" in number else int(number)]
+    (folder / "faults.jsonl").write_text(f'{{"kind": "timeout", "at_s": {number}}}\n')
+    window = FaultWindowFile(tmp_path, "h", length_s=100.0)
+    window.add(FaultKind.TIMEOUT, 1.0)
+    assert (FaultKind.TIMEOUT, 1.0) in window.read().faults
+    (folder / "quarantine.json").write_text(
+        f'{{"reason": "r", "since_s": {number}, "until_s": {number}, "boot_id": "other"}}'
+    )
+    assert QuarantineFile(tmp_path, "h").read(now_s=1.0, boot_id="b") is None

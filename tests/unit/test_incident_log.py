@@ -37,6 +37,28 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "hosts" / "m1").iterdir())
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        json.dumps({"id": "x", "opened_s": "yesterday"}).encode(),
+        json.dumps({"id": "x", "opened_s": float("inf")}).encode(),
+        json.dumps({"id": "x", "opened_s": 10**400}).encode(),
+        json.dumps({"id": ["x"], "opened_s": 1.0}).encode(),
+    ],
+)
+def test_a_damaged_line_costs_itself_only(tmp_path: Path, line: bytes) -> None:
+    """A controller that cannot read what is open would not start, and neither would the next."""
+    log = IncidentLog(tmp_path, "m1")
+    log.write(opened(1))
+    whole = json.loads((tmp_path / "hosts/m1/incidents.jsonl").read_bytes())
+    if line.startswith(b"{"):
+        line = json.dumps({**whole, **json.loads(line)}).encode()
+    with (tmp_path / "hosts/m1/incidents.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    assert log.left_open() == (opened(1),)
+
+
 def test_the_newest_state_counts(tmp_path: Path) -> None:
     log = IncidentLog(tmp_path, "m1")
     log.write(opened(1))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace_replicas.contract.faults import FaultKind
+from headrace_replicas.contract.faults import NEVER_BEGUN, STOPPED, FaultKind
 from headrace_replicas.contract.fleet import AttemptFailure
 from headrace_replicas.contract.requests import GenerateRequest, SamplingParams
 from headrace_replicas.faults import POLICIES
@@ -30,8 +30,11 @@ class Gateway:
         """An engine is lost under these; the verdict on each, told one after the other."""
         return [self.loses(replica, one, *present) for one in present]
 
-    def loses(self, replica: str, request: str, *present: str) -> Verdict:
-        mark = Mark(replica_id=replica, text="died", at_s=self.now_s)
+    def loses(
+        self, replica: str, request: str, *present: str, began_s: float | None = None
+    ) -> Verdict:
+        began_s = self.now_s if began_s is None else began_s
+        mark = Mark(replica_id=replica, text="died", at_s=self.now_s, began_s=began_s)
         self.suspects, verdict = poison.lost(
             self.suspects,
             request,
@@ -110,6 +113,34 @@ def test_the_order_in_which_losses_are_told_does_not_matter() -> None:
         for engine in "ab":
             verdicts = {one: gateway.loses(engine, one, "bad", "good") for one in order}
         assert verdicts == {"bad": ALONE, "good": ALONE}
+
+
+def test_engines_that_are_lost_with_their_host_are_one_loss() -> None:
+    """Many clients send "hi"; two of them were on the two engines of one host."""
+    gateway = Gateway()
+    began_s = gateway.now_s
+    gateway.now_s += 10.0
+    assert gateway.loses("a", "hi", began_s=began_s) is MOVES
+    gateway.now_s += 0.5
+    assert gateway.loses("b", "hi", began_s=began_s) is MOVES
+    assert gateway.loses("c", "hi", began_s=began_s) is MOVES
+    assert not gateway.refuses("hi")
+    gateway.now_s += 0.5
+    assert gateway.dies("d", "hi") == [CONDEMNED], "it began after the others were lost"
+
+
+def test_a_loss_beside_the_second_is_not_the_third() -> None:
+    gateway = Gateway()
+    gateway.dies("a", "bad", "good")
+    began_s = gateway.now_s
+    gateway.now_s += 1.0
+    gateway.dies("b", "bad", "good")
+    assert gateway.loses("c", "good", began_s=began_s) is ALONE
+
+
+@pytest.mark.parametrize("words", [STOPPED, f"{NEVER_BEGUN}: RuntimeError: cannot reshape"])
+def test_who_was_stopped_or_had_not_begun_blames_nobody(words: str) -> None:
+    assert not poison.blames("faulted", words)
 
 
 def test_marks_and_verdicts_end() -> None:

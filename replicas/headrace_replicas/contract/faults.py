@@ -2,6 +2,14 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+STOPPED: Final = "the engine was stopped"
+"""What an engine that ends in order says to the requests that it gives up."""
+
+NEVER_BEGUN: Final = "the engine had not begun with it"
+"""How an engine begins what it says to requests that waited when it failed, and had done nothing
+for them."""
 
 
 class FaultKind(StrEnum):

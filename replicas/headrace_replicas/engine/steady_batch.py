@@ -99,6 +99,10 @@ class SteadyBatchGenerator(BatchGenerator):  # type: ignore[misc]  # mlx-lm is u
         """Let sequences decode in another batch than mlx-lm's own; before the first request."""
         self._generation_batch = batch
 
+    def admit(self, count: int) -> None:
+        """Let so many sequences decode together from now on; those that do already stay."""
+        self.completion_batch_size = count
+
     def next(self) -> tuple[list[Any], list[Any]]:
         """One decode step and one prefill chunk: (prompt responses, generation responses)."""
         if self._counters.generation_steps % _CLEARS_EVERY_STEPS == _CLEARS_EVERY_STEPS - 1:

@@ -22,7 +22,7 @@ from headrace_replicas.contract.errors import (
     ExpertReadError,
     HeadraceError,
 )
-from headrace_replicas.contract.faults import FaultKind
+from headrace_replicas.contract.faults import NEVER_BEGUN, STOPPED, FaultKind
 from headrace_replicas.contract.flight import FlightRecorder, NoRecorder, Phase
 from headrace_replicas.contract.requests import GenerateRequest
 from headrace_replicas.contract.settings import EngineSettings
@@ -196,17 +196,20 @@ class Engine:
                 self._keeper = self._keep_slots(loaded)
             generator = self._new_generator(loaded)
         except Exception as error:  # noqa: BLE001  handed to the caller of `start`
-            self._take_fault_of_device(error)
-            self._loaded.set_exception(error)
+            try:
+                self._take_fault_of_device(error)
+            finally:
+                self._loaded.set_exception(error)
             return
         self._loaded.set_result(loaded)
+        turn: SteadyBatchGenerator | None = generator
         try:
-            while self._take_commands(generator, loaded):
-                generator = self._work_or_renew(generator, loaded)
-        except Exception as error:  # noqa: BLE001  any escape from a step is an engine fault
+            while turn is not None:
+                turn = self._turn(turn, loaded)
+        except Exception as error:  # noqa: BLE001  any escape from a turn is an engine fault
             self._end(f"{type(error).__name__}: {error}")
         else:
-            self._end("the engine was stopped")
+            self._end(STOPPED)
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
@@ -294,15 +297,11 @@ class Engine:
         if output.new_tokens_limit == 0:
             output.finish_delivered(self._clock.monotonic_s())
             return
-        vocabulary = loaded.checkpoint.vocab_size
-        always_greedy = request.sampling.temperature == 0 and request.resume_mode == "fast"
-        [uid] = generator.insert(
-            [output.prompt_ids],
-            max_tokens=[output.new_tokens_limit],
-            samplers=[greedy if always_greedy else Sampler(request)],
-            logits_processors=[logits_processors(request, vocabulary)],
-            stop_sequences=[StopSequences([[token] for token in sorted(request.stop_ids)])],
-        )
+        try:
+            uid = _inserted(generator, output, loaded.checkpoint.vocab_size)
+        except Exception as error:
+            output.fail(EngineFaultError(f"{type(error).__name__}: {error}"))
+            raise
         self._streams[stream_key(request)] = uid
         self._outputs[uid] = output
 
@@ -312,16 +311,20 @@ class Engine:
             del self._outputs[uid]
             generator.remove([uid])
 
-    def _work_or_renew(
+    def _turn(
         self, generator: SteadyBatchGenerator, loaded: LoadedModel
-    ) -> SteadyBatchGenerator:
-        """One step, and what goes on beside it; after a fault everything in flight goes elsewhere.
+    ) -> SteadyBatchGenerator | None:
+        """What is queued, one step, and what goes on beside it; None when the engine is to stop.
+
+        After a fault everything in flight goes elsewhere.
 
         When an expert cannot be read the device is well, but the step that broke off has left the
         caches half written. After a fault of the device nobody knows what it left. Either way they
         are dropped with their generator.
         """
         try:
+            if not self._take_commands(generator, loaded):
+                return None
             if self._outputs:
                 self._count_uses(loaded)
                 self._step(generator)
@@ -334,10 +337,19 @@ class Engine:
                 raise
             self._take_fault(error)
             self._fail_all(EngineFaultError(f"{type(error).__name__}: {error}"))
-            self._give_memory_back()
         else:
             return generator
-        return self._new_generator(loaded)
+        return self._renewed(loaded)
+
+    def _renewed(self, loaded: LoadedModel) -> SteadyBatchGenerator:
+        """A generator after a fault; a fault on this way is judged too, and ends the engine."""
+        try:
+            self._give_memory_back()
+            return self._new_generator(loaded)
+        except Exception as error:
+            if self._judges:
+                self._take_fault(error)
+            raise
 
     def _give_memory_back(self) -> None:
         """Where memory ran out; after other faults it would only be one more call to the device."""
@@ -358,6 +370,7 @@ class Engine:
         now_s = self._clock.monotonic_s()
         doubts = [self._outputs[r.uid].check(r.token, r.logprobs) for r in generated]
         self._faults.completed()
+        generator.admit(self._faults.standing.admitted)
         if any(doubts):
             self._faults.doubt()
         for response in prefilled:
@@ -424,13 +437,15 @@ class Engine:
                 command = self._commands.get_nowait()
             except queue.Empty:
                 return
-            gone = EngineFaultError(self._status.fault or "the engine has ended")
+            gone = EngineFaultError(f"{NEVER_BEGUN}: {self._status.fault}")
             if isinstance(command, Submit):
                 command.sink(gone)
             elif isinstance(command, Act):
                 command.done.set_exception(gone)
 
     def _carry_out(self, act: Act) -> None:
+        # It may use the device, which may hang: in the idle phase the watchdog would not see that.
+        self._enter("load")
         try:
             act.action()
         except Exception as error:  # noqa: BLE001  handed to whoever waits
@@ -438,3 +453,17 @@ class Engine:
             act.done.set_exception(error)
         else:
             act.done.set_result(None)
+
+
+def _inserted(generator: SteadyBatchGenerator, output: OutputStream, vocabulary: int) -> int:
+    """The generator's number of a request that it has taken."""
+    request = output.request
+    always_greedy = request.sampling.temperature == 0 and request.resume_mode == "fast"
+    [uid] = generator.insert(
+        [output.prompt_ids],
+        max_tokens=[output.new_tokens_limit],
+        samplers=[greedy if always_greedy else Sampler(request)],
+        logits_processors=[logits_processors(request, vocabulary)],
+        stop_sequences=[StopSequences([[token] for token in sorted(request.stop_ids)])],
+    )
+    return int(uid)
