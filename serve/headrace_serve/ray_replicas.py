@@ -40,8 +40,9 @@ class RayReplicas:
             raise AttemptLostError(None, _first_line(error)) from error
         except RayActorError as error:
             raise AttemptLostError("died", _first_line(error)) from error
-        except Exception as error:  # whatever else the hop raises, the attempt on it is lost
-            raise AttemptLostError("faulted", _first_line(error)) from error
+        except Exception as error:
+            # Whatever else the hop raises, the attempt is lost; the engine itself has said nothing.
+            raise AttemptLostError("ended_early", _first_line(error)) from error
         finally:
             # Over gRPC only an explicit cancel reaches the replica every time.
             stream.cancel()  # type: ignore[no-untyped-call]  # Ray leaves it unannotated
