@@ -9,8 +9,8 @@ from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 
 from headrace_replicas.actor import MoEReplica
 from headrace_replicas.contract.settings import Settings
+from headrace_replicas.controller_line import CONTROLLER_NAME
 from headrace_serve.controller import FleetController
-from headrace_serve.fleet_link import CONTROLLER_NAME
 from headrace_serve.gateway import Gateway
 
 APP_NAME: Final = "headrace"

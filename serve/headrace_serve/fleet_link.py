@@ -13,11 +13,11 @@ import ray
 from ray import serve
 
 from headrace_replicas.contract.fleet import Incident, Notice
+from headrace_replicas.controller_line import CONTROLLER_NAME
 from headrace_serve.board import BOARD
 
 log = logging.getLogger("ray.serve.headrace.fleet_link")
 
-CONTROLLER_NAME: Final = "fleet_controller"
 # Notices kept while no controller listens; older ones are dropped first.
 _KEPT_NOTICES: Final = 1000
 _RETRY_S: Final = 0.5
