@@ -16,10 +16,8 @@ from tests.e2e.fault_scenarios import SCENARIOS
 from tests.e2e.faulty_fleet import HEAD, FaultyFleet, Row
 from tests.e2e.held_starts import ROWS, HeldRow, TroubledHost
 
-SHORT: Final = (
-    "E1a", "E3", "E7", "A1", "H2", "W1", "M4", "V1", "V3b", "C2", "H3", "M1", "E5",
-)  # fmt: skip
-"""One row of each kind, for every change."""
+SHORT: Final = ("E1a", "E3", "E7", "A1", "H2", "W1", "M4", "V1", "C2", "H3", "M1")
+"""One row of each kind that takes no minutes, for every change."""
 
 
 def main() -> int:
