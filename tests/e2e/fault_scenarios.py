@@ -161,6 +161,17 @@ SCENARIOS: Final = (
         causes=_WRONG,
     ),
     Scenario(
+        name="W3",
+        what="plausible garbage: the next known answer finds it",
+        faults=({"kind": "wrong_output", "form": "garbage"},),
+        fate="replaced",
+        causes=_WRONG,
+        detect_s=10.0,
+        exit_s=12.0,
+        idle=True,
+        moves=False,
+    ),
+    Scenario(
         name="M4",
         what="out of memory once",
         faults=(_error("out_of_memory", times=1),),
