@@ -20,8 +20,8 @@ from headrace_replicas.contract.clock import Clock, SystemClock
 from headrace_replicas.contract.errors import SettingsError
 from headrace_replicas.contract.fleet import HostState
 from headrace_replicas.contract.settings import Settings
-from headrace_replicas.device_claim import device_folder, try_hold
-from headrace_replicas.host_files import QuarantineFile, host_folder
+from headrace_replicas.device_claim import device_folder, host_folder, try_hold
+from headrace_replicas.host_files import QuarantineFile
 from headrace_replicas.host_record import StartsFile
 from headrace_replicas.last_words import NAME, LastWords, read_last_words
 from headrace_replicas.start_gate import Quarantine, Start, Wait, decide_start

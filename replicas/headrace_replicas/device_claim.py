@@ -33,9 +33,14 @@ class DeviceClaim:
     lock_fd: int
 
 
+def host_folder(state_dir: Path, host: str) -> Path:
+    """Where a host keeps its state."""
+    return state_dir / "hosts" / host
+
+
 def device_folder(state_dir: Path, host: str, device: int) -> Path:
     """Where the lock and the last words of a device lie."""
-    return state_dir / "hosts" / host / "devices" / str(device)
+    return host_folder(state_dir, host) / "devices" / str(device)
 
 
 def claim_device(

@@ -273,7 +273,8 @@ class FaultWindow:
         return sum(kind in kinds and at_s - when_s < self.length_s for kind, when_s in self.faults)
 
 
-_TIMEOUTS: Final = (FaultKind.TIMEOUT, FaultKind.IMPACTING_INTERACTIVITY)
+TIMEOUTS: Final = (FaultKind.TIMEOUT, FaultKind.IMPACTING_INTERACTIVITY)
+"""Kinds of a command that took too long; they count together."""
 
 
 def decide(
@@ -292,8 +293,8 @@ def decide(
         return FaultAnswer.EXIT
     if policy.budget == 0:
         return FaultAnswer.GO_ON
-    alike = _TIMEOUTS if kind in _TIMEOUTS else (kind,)
-    budget = 2 if kind in _TIMEOUTS and not timeouts_replace else policy.budget
+    alike = TIMEOUTS if kind in TIMEOUTS else (kind,)
+    budget = 2 if kind in TIMEOUTS and not timeouts_replace else policy.budget
     return FaultAnswer.REPLACE if window.count(alike, at_s) >= budget else FaultAnswer.CANARY
 
 
@@ -313,4 +314,4 @@ def careful_chunk_tokens(chunk_tokens: int, *, timeouts: int) -> int:
 
 def timeouts_within(window: FaultWindow, at_s: float) -> int:
     """GPU timeouts of a host that still count."""
-    return window.count(_TIMEOUTS, at_s)
+    return window.count(TIMEOUTS, at_s)

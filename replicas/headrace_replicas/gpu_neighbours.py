@@ -36,7 +36,7 @@ class Neighbours(Protocol):
     def look(self) -> str:
         """Who has used it since the look before, for a person; empty when nobody did.
 
-        Takes tens of milliseconds: not for the engine's thread.
+        What asks the system takes tens of milliseconds; `neighbours_here` gives what takes none.
         """
         ...
 

@@ -8,16 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from headrace_replicas.contract.faults import FaultKind
+from headrace_replicas.device_claim import host_folder
 from headrace_replicas.engine.durable_files import write_whole
 from headrace_replicas.faults import FaultWindow
 from headrace_replicas.json_lines import JsonLines
 
 log = logging.getLogger("ray.serve.headrace.host_files")
-
-
-def host_folder(state_dir: Path, host: str) -> Path:
-    """Where a host keeps its state."""
-    return state_dir / "hosts" / host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class Origin:
         windows: The host's faults; None keeps them for this process alone.
         predecessor: How the process before it on its device ended; empty when in order.
         predecessor_generation: That one's; 0 without one.
-        neighbours: Tells who else uses the GPU, for a person.
+        neighbours: Tells who else was seen to use the GPU, for a person; takes no time.
         end_process: Ends this process at once.
         load_goes_on: Hears how many bytes of the weights are in memory, and of how many; on the
             engine thread, which it must not hold up.

@@ -100,7 +100,6 @@ class Replica:
         self._pressure = pressure
         self._origin = origin or Origin()
         self._windows = self._origin.windows or WindowInMemory(settings.faults.timeout_window_s)
-        self._neighbours = ""
         self._slot_keeper: SlotKeeper | None = None
         self._engine = Engine(
             load=self._load,
@@ -258,15 +257,12 @@ class Replica:
         return await self._prover.prove("canary", exact=exact)
 
     async def watch_itself(self) -> None:
-        """Look who else uses the GPU, and probe this engine when no controller asks; runs for ever.
-
-        It probes when nobody has asked for three periods.
+        """Probe this engine whenever no controller has asked for three periods; runs for ever.
 
         A wrong or failing canary makes the replica leave, as a controller would have ordered.
         """
         period_s = self._settings.fleet.probe_period_s
         while True:
-            self._neighbours = await asyncio.to_thread(self._look_around)
             await asyncio.sleep(period_s)
             if self._clock.monotonic_s() - self._last_asked_s < 3 * period_s:
                 continue
@@ -278,7 +274,8 @@ class Replica:
             if not result.passed:
                 self.leave(f"own canary failed: {result.detail}")
 
-    def _look_around(self) -> str:
+    @property
+    def _neighbours(self) -> str:
         injected = "" if self._armament is None else self._armament.neighbours()
         return injected or self._origin.neighbours()
 

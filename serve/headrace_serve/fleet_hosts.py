@@ -138,15 +138,14 @@ def settle(state: FleetState, moment: Moment) -> FleetState:
     A place whose incidents were closed just now is kept for one more step, so that they are
     written.
     """
-    for place, host in tuple(state.hosts.items()):
+    for host in tuple(state.hosts.values()):
         ready = _ready_since(state, host)
         if ready is not None:
             why = f"replica {ready.replica_id} is ready there"
             closed = _closed(host, why, moment.at_s)
             state = _dropped(state, host) if closed is host else with_host(state, closed)
         elif _forgotten(host, moment.at_s):
-            kept = {name: one for name, one in state.hosts.items() if name != place}
-            state = replace(state, hosts=kept)
+            state = _dropped(state, host)
     return state
 
 

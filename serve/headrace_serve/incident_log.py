@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace_replicas.contract.fleet import Cause, Incident
+from headrace_replicas.device_claim import host_folder
 
 # An incident takes a few hundred bytes to some kilobytes a state, so a file holds thousands.
 FILE_BYTES: Final = 16 * 1024 * 1024
@@ -41,7 +42,7 @@ class IncidentLog:
         file_bytes: int = FILE_BYTES,
         files_count: int = FILES_COUNT,
     ) -> None:
-        self._folder = state_dir / "hosts" / host
+        self._folder = host_folder(state_dir, host)
         self._file_bytes = file_bytes
         self._files_count = files_count
         self._lock = threading.Lock()

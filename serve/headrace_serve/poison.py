@@ -5,11 +5,10 @@ were together at the same two losses cannot be told apart, so they run one at a 
 until one of them loses a third engine by itself.
 
 Laws: a request is condemned only with two marks from different engines, the second of which got it
-after the first was lost, and with two only if no
-other marked one was there at the second, as far as a gateway can know that; one that was not the
-only suspect needs a third, at which no other twice-marked one was there. A loss that blames nobody
-marks nobody. An answer that came to its end takes all its marks away. Marks and verdicts end by
-themselves.
+after the first was lost, and with two only if no other marked one was there at the second, as far
+as a gateway can know that; one that was not the only suspect needs a third, at which no other
+twice-marked one was there. A loss that blames nobody marks nobody. An answer that came to its end
+takes all its marks away. Marks and verdicts end by themselves.
 """
 
 import math

@@ -17,7 +17,7 @@ import yaml
 
 from tests.e2e.fault_scenarios import SLACK, Scenario, plan_of, trigger
 from tests.support.stack import READY_S, Stack, StreamedAnswer
-from tests.support.waiting import comes_true
+from tests.support.waiting import comes_true, must_come_true
 
 STORY: Final = "Tell me a story about a fox named Vera."
 STREAMS: Final = 6
@@ -226,8 +226,7 @@ class FaultyFleet:
         Raises:
             AssertionError: It does not.
         """
-        if not comes_true(condition, patience_s=READY_S, every_s=_POLL_S):
-            raise AssertionError(complaint)
+        must_come_true(condition, complaint, patience_s=READY_S, every_s=_POLL_S)
 
 
 def _body(stack: Stack, number: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import yaml
 
 from tests.e2e.faulty_fleet import lives
 from tests.support.stack import READY_S, Stack
-from tests.support.waiting import comes_true
+from tests.support.waiting import must_come_true
 
 STORY: Final = "Tell me a story about a fox named Vera."
 VICTIM: Final = 0
@@ -236,8 +236,7 @@ class TroubledHost:
 
     @staticmethod
     def _until(condition: Callable[[], bool], complaint: str) -> None:
-        if not comes_true(condition, patience_s=READY_S, every_s=0.2):
-            raise AssertionError(complaint)
+        must_come_true(condition, complaint, patience_s=READY_S, every_s=0.2)
 
 
 ROWS: Final[Mapping[str, Callable[[TroubledHost], HeldRow]]] = {

@@ -24,7 +24,7 @@ from headrace_serve.text.tokenizer import TextTokenizer
 from tests.support.engines import DEMO_FOLDER
 from tests.support.item_prompts import item_prompts
 from tests.support.stack import READY_S, Stack, StreamedAnswer
-from tests.support.waiting import comes_true
+from tests.support.waiting import must_come_true
 
 STALLED, UNPLUGGED = 0, 1
 """The devices of the two engines."""
@@ -154,8 +154,7 @@ class FaultyFleet:
 
     @staticmethod
     def _until(condition: Any) -> None:
-        if not comes_true(condition, patience_s=READY_S, every_s=_POLL_S):
-            raise AssertionError("it did not come to that")
+        must_come_true(condition, "it did not come to that", patience_s=READY_S, every_s=_POLL_S)
 
 
 def main() -> int:

@@ -20,3 +20,15 @@ def comes_true(
             return False
         time.sleep(every_s)
     return True
+
+
+def must_come_true(
+    holds: Callable[[], object], complaint: str, *, patience_s: float, every_s: float
+) -> None:
+    """Wait until something holds.
+
+    Raises:
+        AssertionError: It does not; says the complaint.
+    """
+    if not comes_true(holds, patience_s=patience_s, every_s=every_s):
+        raise AssertionError(complaint)

@@ -15,14 +15,13 @@ from typing import Final, NoReturn
 from headrace_replicas.contract.clock import Clock
 from headrace_replicas.contract.faults import FaultKind, FaultReport
 from headrace_replicas.contract.flight import FlightRecorder, Phase
-from headrace_replicas.faults import FaultAnswer, careful_chunk_tokens, classify
+from headrace_replicas.faults import TIMEOUTS, FaultAnswer, careful_chunk_tokens, classify
 
 EXIT_STATUS: Final = 70
 """A process ends with this after a terminal fault (EX_SOFTWARE of sysexits.h)."""
 
 # A batch that ran out of memory is halved; so long without another, it may grow again.
 _GROWS_AFTER_S: Final = 600.0
-_TIMEOUTS: Final = (FaultKind.TIMEOUT, FaultKind.IMPACTING_INTERACTIVITY)
 
 Judge = Callable[[FaultReport], FaultAnswer]
 """Remembers a fault for its host and says what to do about it."""
@@ -124,7 +123,7 @@ class FaultHandler:
     def _after(self, report: FaultReport, answer: FaultAnswer) -> FaultStanding:
         standing = self.standing
         chunk, admitted = standing.prefill_chunk_tokens, standing.admitted
-        if report.kind in _TIMEOUTS:
+        if report.kind in TIMEOUTS:
             chunk = careful_chunk_tokens(chunk, timeouts=1)
         if report.kind is FaultKind.OUT_OF_MEMORY:
             admitted = max(1, min(admitted, report.in_flight) // 2)

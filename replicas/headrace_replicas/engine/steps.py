@@ -99,6 +99,7 @@ class Engine:
             end_process=end_process,
         )
         self._phase: Phase = "load"
+        self._in_flight: tuple[str, ...] = ()
         self._status = EngineLoad(last_progress_s=clock.now_s(), faults=self._faults.standing)
         self._marked_s = clock.monotonic_s()
         self._rate = StepRate()
@@ -182,7 +183,8 @@ class Engine:
         self._give_signs_of_life(now_s)
 
     def _waits_for_storage(self, waiting: bool) -> None:
-        self._recorder.enter("read" if waiting else self._phase, in_flight=self._ids_in_flight())
+        # Every expert layer of a token may read; who is in flight changes only between steps.
+        self._recorder.enter("read" if waiting else self._phase, in_flight=self._in_flight)
 
     def _run(self) -> None:
         try:
@@ -213,10 +215,8 @@ class Engine:
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        self._recorder.enter(phase, in_flight=self._ids_in_flight())
-
-    def _ids_in_flight(self) -> list[str]:
-        return [output.request.request_id for output in self._outputs.values()]
+        self._in_flight = tuple(one.request.request_id for one in self._outputs.values())
+        self._recorder.enter(phase, in_flight=self._in_flight)
 
     def _take_fault_of_device(self, error: Exception) -> None:
         """Take a fault outside of a step; what is no fault of the device is its caller's alone."""

@@ -9,6 +9,8 @@ import json
 import os
 from pathlib import Path
 
+from headrace_replicas.device_claim import host_folder
+
 
 class Driver:
     """Counts the timeouts of one host.
@@ -20,7 +22,7 @@ class Driver:
     """
 
     def __init__(self, state_dir: Path, host: str, forgiven: int | None) -> None:
-        self._path = state_dir / "hosts" / host / "injected_driver.json"
+        self._path = host_folder(state_dir, host) / "injected_driver.json"
         self._forgiven = forgiven
 
     def timed_out(self) -> bool:
